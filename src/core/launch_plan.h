@@ -19,7 +19,8 @@ namespace chunkdelta {
 enum class Access : uint8_t { Read, Write, ReadWrite };
 
 // A [[buffer(index)]] argument. `role` names an array of the op ("q", "k_pages", "o"), one of the
-// plan's scratch buffers or one of its host data; the executor owns the mapping from role to memory.
+// plan's scratch buffers or one of its host data; the executor owns the mapping from role to
+// memory.
 struct BufferBinding {
   int index;
   std::string role;

@@ -1,0 +1,15 @@
+"""Chunked prefill for hybrid models on MLX, in memory known before the run.
+
+Floors, from the ground up: :mod:`chunkdelta.ops` (kernels as MLX ops),
+:mod:`chunkdelta.cache` (pages, pools, states), :mod:`chunkdelta.prefill` (chunk
+plan, memory plan, the loop), :mod:`chunkdelta.models` (adapters). Lower floors
+never import higher ones.
+"""
+
+from chunkdelta.env import check_mlx_version
+
+check_mlx_version()
+
+__version__ = "0.1.0"
+
+__all__ = ["__version__"]

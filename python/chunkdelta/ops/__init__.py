@@ -1,0 +1,1 @@
+"""The documented ops: one file each, with `naive` beside them as the float64 oracle."""

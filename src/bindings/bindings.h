@@ -1,0 +1,10 @@
+// One bind function per op, defined in bindings/<op>.cpp and called by module.cpp.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace chunkdelta {
+
+void bind_compute(nanobind::module_& m);
+
+}  // namespace chunkdelta
