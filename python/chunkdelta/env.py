@@ -11,17 +11,18 @@ def check_mlx_version() -> None:
     MLX's C++ ABI changes between patch releases: with another version the extension would
     fail at some later call, or worse, not fail.
     """
-    import mlx.core as mx
-
+    installed = importlib.metadata.version("mlx")
     built = _built_version()
-    if mx.__version__.split("+")[0] != built:
+    if installed.split("+")[0] != built:
         raise ImportError(
-            f"chunkdelta was built for mlx {built}; got mlx {mx.__version__}. "
+            f"chunkdelta was built for mlx {built}; got mlx {installed}. "
             f"Run: pip install mlx=={built}  (or reinstall chunkdelta to build it anew)"
         )
 
 
 def _built_version() -> str:
+    import mlx.core  # noqa: F401  (loads libmlx, which the extension links)
+
     try:
         from chunkdelta import _ext
     except ImportError as error:  # a symbol that the installed libmlx lacks
