@@ -1,0 +1,55 @@
+// Arguments of the attention kernels, shared by src/core/plans/paged_attention.cpp and the shaders.
+#pragma once
+
+#ifndef __METAL_VERSION__
+#include <cstdint>
+#endif
+
+// Function constants.
+#define ATTENTION_GROUP_SIZE 300   // int: q heads per KV head
+#define ATTENTION_PAGE_SIZE 301    // int: keys per page, a multiple of 16
+#define ATTENTION_CAUSAL 302       // bool: bottom-right aligned
+#define ATTENTION_HAS_WINDOW 303   // bool
+#define ATTENTION_HAS_SOFTCAP 304  // bool
+#define ATTENTION_HAS_SINKS 305    // bool: one more logit per q head, without a value
+#define ATTENTION_CARRIES 306      // bool: (m, l, O) come from or go to the state buffers
+#define ATTENTION_K_GATHERED 307   // bool: K from contiguous scratch instead of pages
+#define ATTENTION_V_GATHERED 308   // bool
+#define ATTENTION_WRITES_LSE 309   // bool
+
+namespace chunkdelta {
+
+// Flags of a tile.
+enum AttentionTileFlags {
+  kAttentionTileFirst = 1,  // no keys before these: (m, l, O) start empty
+  kAttentionTileLast = 2,   // no keys after these: o and lse are written
+};
+
+// A row tile of one sequence and the keys that one launch takes for it. A row is a (position, q head
+// of one KV head) pair, position * group_size + head.
+struct AttentionTile {
+  int32_t token;      // the sequence's first row in q and o
+  int32_t rows;       // rows of the whole sequence
+  int32_t row;        // first row of this tile
+  int32_t shift;      // keys minus queries of the sequence: position p sees keys <= p + shift
+  int32_t key_begin;  // keys [key_begin, key_end), counted from the sequence's first
+  int32_t key_end;
+  int32_t table;    // the sequence's first entry in block_table
+  int32_t gathered;  // scratch row of its key 0, if gathered; may be negative, the rows read are not
+  int32_t split;    // decode with split keys: which partial result is written
+  int32_t flags;    // AttentionTileFlags
+};
+
+struct PagedAttentionParams {
+  int32_t num_kv_heads;
+  int32_t num_pages;     // page numbers are clamped to the pool: no table leads a read outside it
+  int32_t table_length;  // entries of block_table
+  int32_t gathered_rows;  // rows of the gathered K and V per KV head
+  int32_t first_tile;     // of this launch in tiles
+  int32_t num_tokens;     // rows of q
+  int32_t window;
+  float scale;    // log2(e) * softmax scale, or softmax scale / softcap
+  float softcap;  // log2(e) * softcap
+};
+
+}  // namespace chunkdelta
