@@ -6,5 +6,6 @@
 namespace chunkdelta {
 
 void bind_compute(nanobind::module_& m);
+void bind_rope(nanobind::module_& m);
 
 }  // namespace chunkdelta

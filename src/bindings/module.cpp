@@ -8,4 +8,5 @@ NB_MODULE(_ext, m) {
   nb::module_::import_("mlx.core");
   m.attr("MLX_VERSION_NUMERIC") = MLX_VERSION_NUMERIC;
   chunkdelta::bind_compute(m);
+  chunkdelta::bind_rope(m);
 }

@@ -1,1 +1,5 @@
-"""The documented ops: one file each, with `naive` beside them as the float64 oracle."""
+"""The documented ops: one file each, with :mod:`chunkdelta.ops.naive` as their float64 oracle."""
+
+from chunkdelta.ops.rope import rope
+
+__all__ = ["rope"]
