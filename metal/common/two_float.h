@@ -6,7 +6,7 @@
 using namespace metal;
 
 // a + b, renormalised: |lo| is at most half an ulp of hi.
-inline float2 two_float_add(float2 a, float2 b) {
+METAL_FUNC float2 two_float_add(float2 a, float2 b) {
   const float s = a.x + b.x;
   const float t = s - a.x;
   const float e = ((a.x - (s - t)) + (b.x - t)) + (a.y + b.y);
@@ -15,6 +15,6 @@ inline float2 two_float_add(float2 a, float2 b) {
 }
 
 // a - b as one float: the large parts cancel before the small ones are added.
-inline float two_float_difference(float2 a, float2 b) {
+METAL_FUNC float two_float_difference(float2 a, float2 b) {
   return (a.x - b.x) + (a.y - b.y);
 }

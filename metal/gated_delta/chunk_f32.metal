@@ -1,17 +1,17 @@
-// Chunk-parallel gated delta rule, f32 activations: prep, then scan (host side: core/plans/gated_delta).
+// Chunk-parallel gated delta rule, f32 activations (host side: core/plans/gated_delta).
 #include <metal_stdlib>
 
 #include "gated_delta/scan.h"
 
 using namespace metal;
 
-#define INSTANTIATE_PREP(D)                                              \
-  template [[host_name("gated_delta_prep_f32_d" #D)]] [[kernel]]         \
+#define INSTANTIATE_PREP(D)                                      \
+  template [[host_name("gated_delta_prep_f32_d" #D)]] [[kernel]] \
   decltype(gated_delta_prep<float, D>) gated_delta_prep<float, D>;
 
 // COLUMNS of the values per simdgroup: 8 NV.
-#define INSTANTIATE_SCAN(D, COLUMNS, NV)                                          \
-  template [[host_name("gated_delta_scan_f32_d" #D "_n" #COLUMNS)]] [[kernel]]    \
+#define INSTANTIATE_SCAN(D, COLUMNS, NV)                                       \
+  template [[host_name("gated_delta_scan_f32_d" #D "_n" #COLUMNS)]] [[kernel]] \
   decltype(gated_delta_scan<float, D, NV>) gated_delta_scan<float, D, NV>;
 
 INSTANTIATE_PREP(64)

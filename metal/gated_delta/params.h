@@ -6,13 +6,13 @@
 #endif
 
 // Function constants.
-#define GATED_DELTA_SIMDGROUPS 200    // int: simdgroups per threadgroup of scan and sequential
-#define GATED_DELTA_HEAD_K_DIM 201    // int: Dk, at most the kernel's own
-#define GATED_DELTA_HEAD_V_DIM 202    // int: Dv
-#define GATED_DELTA_HAS_MASK 203      // bool
-#define GATED_DELTA_HAS_INITIAL 204   // bool: an initial state apart from the states written
-#define GATED_DELTA_CHECKPOINTS 205   // bool
-#define GATED_DELTA_QK_L2NORM 206     // bool
+#define GATED_DELTA_SIMDGROUPS 200   // int: simdgroups per threadgroup of scan and sequential
+#define GATED_DELTA_HEAD_K_DIM 201   // int: Dk, at most the kernel's own
+#define GATED_DELTA_HEAD_V_DIM 202   // int: Dv
+#define GATED_DELTA_HAS_MASK 203     // bool
+#define GATED_DELTA_HAS_INITIAL 204  // bool: an initial state apart from the states written
+#define GATED_DELTA_CHECKPOINTS 205  // bool
+#define GATED_DELTA_QK_L2NORM 206    // bool
 
 namespace chunkdelta {
 

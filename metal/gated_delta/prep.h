@@ -1,32 +1,39 @@
 // The part of the gated delta rule that needs no state, for all chunks of a sequence at once.
 //
-// One threadgroup per (chunk of 16 rows, key head).  K K^T and Q K^T are computed once per key head;
-// each of its value heads then gets, with G the cumulative log gate of the chunk and
-// Gam_ij = exp(G_i - G_j):
+// One threadgroup per (chunk of 16 rows, key head).  K K^T and Q K^T are computed once per key
+// head; each of its value heads then gets, with G the cumulative log gate of the chunk and Gam_ij =
+// exp(G_i - G_j):
 //
 //   A = (I + tril(beta_i Gam_ij (K K^T)_ij, -1))^-1 beta_j       P = scale Gam tril(Q K^T)
 //
 // and per row the factors that scan needs.  With qk_l2norm the norms never touch K and Q, which
 // would round them: they go into A, P and those factors.
 //
-// A and P stay fp32 whatever T is: A in 16 bits costs the state 1e-4.  They are lower triangular, so
-// only the 8x8 tiles (0,0) (1,0) (1,1) are stored.  Rows past the end and masked rows are identity
-// steps: k = q = 0, g = 0, beta = 0.
+// A and P stay fp32 whatever T is: A in 16 bits costs the state 1e-4.  They are lower triangular,
+// so only the 8x8 tiles (0,0) (1,0) (1,1) are stored.  Rows past the end and masked rows are
+// identity steps: k = q = 0, g = 0, beta = 0.
 #pragma once
 
 #include "common/two_float.h"
 #include "gated_delta/options.h"
 
-constant constexpr int kChunk = 16;                     // rows of a chunk
-constant constexpr int kTriangle = 3 * 64;              // floats of a stored triangle
-constant constexpr int kFactors = 3 * kChunk + 4;       // floats of a chunk's row factors
+constant constexpr int kChunk = 16;                // rows of a chunk
+constant constexpr int kTriangle = 3 * 64;         // floats of a stored triangle
+constant constexpr int kFactors = 3 * kChunk + 4;  // floats of a chunk's row factors
 constant constexpr int kPrepThreads = 128;
 
-// Stages columns x0 .. x0 + DS - 1 of a chunk's rows of q or k, LD apart; rows that are not there as 0.
+// Stages columns x0 .. x0 + DS - 1 of a chunk's rows of q or k, LD apart; rows that are not there
+// as 0.
 template <typename T, int D, int DS, int LD>
-inline void stage_rows(
-    threadgroup T* to, const device T* from, const device bool* live, int stride, int x0, int rows,
-    int tid, int threads) {
+METAL_FUNC void stage_rows(
+    threadgroup T* to,
+    const device T* from,
+    const device bool* live,
+    int stride,
+    int x0,
+    int rows,
+    int tid,
+    int threads) {
   for (int i = tid; i < kChunk * DS / 4; i += threads) {
     const int row = i / (DS / 4);
     const int x = i % (DS / 4) * 4;
@@ -40,7 +47,7 @@ inline void stage_rows(
 
 // Adds X Y^T's tiles in row tile H of the triangle, (H, 0) .. (H, H), over DS columns.
 template <typename T, int DS, int LD, int H>
-inline void accumulate_gram(
+METAL_FUNC void accumulate_gram(
     thread simdgroup_float8x8* gram, const threadgroup T* x, const threadgroup T* y_transposed) {
   simdgroup_float8x8 a;
   simdgroup_float8x8 b;
@@ -56,29 +63,29 @@ inline void accumulate_gram(
 // Threadgroup: (128, 1, 1).  Grid: (chunks, key heads, 1) threadgroups.
 template <typename T, int D>
 [[kernel]] void gated_delta_prep(
-    const device T* q [[buffer(0)]],                   // [rows, Hk, Dk], rows q_stride apart
-    const device T* k [[buffer(1)]],                   // [rows, Hk, Dk], rows k_stride apart
-    const device float* g [[buffer(2)]],               // [rows, Hv], log gates
-    const device float* beta [[buffer(3)]],            // [rows, Hv]
+    const device T* q [[buffer(0)]],         // [rows, Hk, Dk], rows q_stride apart
+    const device T* k [[buffer(1)]],         // [rows, Hk, Dk], rows k_stride apart
+    const device float* g [[buffer(2)]],     // [rows, Hv], log gates
+    const device float* beta [[buffer(3)]],  // [rows, Hv]
     const device bool* mask [[buffer(4), function_constant(has_mask)]],  // [rows]
     const device GatedDeltaChunk* chunks [[buffer(5)]],
-    device float* inverse [[buffer(6)]],               // [chunks, Hv, 3, 64]: A's tiles
-    device float* scores [[buffer(7)]],                // [chunks, Hv, 3, 64]: P's tiles
-    device float* factors [[buffer(8)]],               // [chunks, Hv, 52]
+    device float* inverse [[buffer(6)]],  // [chunks, Hv, 3, 64]: A's tiles
+    device float* scores [[buffer(7)]],   // [chunks, Hv, 3, 64]: P's tiles
+    device float* factors [[buffer(8)]],  // [chunks, Hv, 52]
     constant GatedDeltaParams& params [[buffer(9)]],
     uint3 tg [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]],
     uint sg [[simdgroup_index_in_threadgroup]]) {
-  constexpr int DS = D > 128 ? D / 2 : D;           // columns staged at a time
-  constexpr int LD = DS + 16 / sizeof(T);           // padded rows: no bank conflicts, plain or transposed
+  constexpr int DS = D > 128 ? D / 2 : D;  // columns staged at a time
+  constexpr int LD = DS + 16 / sizeof(T);  // padded rows: no bank conflicts, plain or transposed
   constexpr int LS = kChunk + 4;
   constexpr int kStage = 2 * kChunk * LD * sizeof(T) / 16;  // in float4, as the next
   constexpr int kSystem = kChunk * LS / 4;
-  constexpr int kHeads = 4;                         // value heads at a time, one per simdgroup
+  constexpr int kHeads = 4;  // value heads at a time, one per simdgroup
   threadgroup float4 arena[kStage > kHeads * kSystem ? kStage : kHeads * kSystem];
-  threadgroup float4 gates[kHeads * kChunk];        // per value head and row: G hi, G lo, beta
-  threadgroup float norms[2 * kChunk];              // 1 / |k|, then 1 / |q|; qk_l2norm only
+  threadgroup float4 gates[kHeads * kChunk];  // per value head and row: G hi, G lo, beta
+  threadgroup float norms[2 * kChunk];        // 1 / |k|, then 1 / |q|; qk_l2norm only
 
   const int num_v_heads = params.num_v_heads;
   const int group = params.group_size;
@@ -139,7 +146,8 @@ template <typename T, int D>
       }
     }
     const bool mine = int(sg) < heads;
-    const int v_head = k_head * group + base + sg;  // whose gates and inverse this simdgroup computes
+    const int v_head =
+        k_head * group + base + sg;  // whose gates and inverse this simdgroup computes
     const long slot = long(tg.x) * num_v_heads + v_head;
     if (mine) {
       float2 G = 0.0f;
@@ -185,8 +193,10 @@ template <typename T, int D>
         const float2 g1 = G[j * 8 + at.col + 1].xy;
         const int d = (i - j) * 8 + at.row - at.col;  // row minus column of the first element
         float2 x;
-        x.x = d >= least ? factor * exp(two_float_difference(gi.xy, g0)) * ELEMENT(gram[j], 0) : 0.0f;
-        x.y = d - 1 >= least ? factor * exp(two_float_difference(gi.xy, g1)) * ELEMENT(gram[j], 1) : 0.0f;
+        x.x =
+            d >= least ? factor * exp(two_float_difference(gi.xy, g0)) * ELEMENT(gram[j], 0) : 0.0f;
+        x.y = d - 1 >= least ? factor * exp(two_float_difference(gi.xy, g1)) * ELEMENT(gram[j], 1)
+                             : 0.0f;
         if (is_scores) store_pair(P + (i + j) * 64, x);
         else *(threadgroup float2*)(L + i * 8 * LS + j * 8) = x;
       }

@@ -5,16 +5,16 @@
 //
 //   Vd = A (V - gamma K S);   O = scale gamma (Q S) + P Vd;   S = gamma_C S + K^T (decay Vd)
 //
-// K S, W, Vd and O never leave the registers: an accumulator is laid out as the right operand of the
-// next product.  K, Q, A and P are staged once for all simdgroups of the threadgroup.
+// K S, W, Vd and O never leave the registers: an accumulator is laid out as the right operand of
+// the next product.  K, Q, A and P are staged once for all simdgroups of the threadgroup.
 #pragma once
 
 #include "gated_delta/prep.h"
 
-// The states are [Dv, Dk] and S is [Dk, Dv]: this lane's elements of tile (i, n) of S, from p at the
-// simdgroup's first column.  `columns` of them exist.
+// The states are [Dv, Dk] and S is [Dk, Dv]: this lane's elements of tile (i, n) of S, from p at
+// the simdgroup's first column.  `columns` of them exist.
 template <int NV>
-inline void load_state(
+METAL_FUNC void load_state(
     thread simdgroup_float8x8* S, const device float* p, int i, FragmentLane at, int columns) {
   const int x = i * 8 + at.row;
   UNROLL for (int n = 0; n < NV; n++) {
@@ -26,7 +26,7 @@ inline void load_state(
 }
 
 template <int NV>
-inline void store_state(
+METAL_FUNC void store_state(
     thread simdgroup_float8x8* S, device float* p, int i, FragmentLane at, int columns) {
   const int x = i * 8 + at.row;
   UNROLL for (int n = 0; n < NV; n++) {
@@ -37,21 +37,32 @@ inline void store_state(
   }
 }
 
+// sum += a b for a row of NV tiles.
+template <int NV>
+METAL_FUNC void accumulate(
+    thread simdgroup_float8x8* sum,
+    const thread simdgroup_float8x8& a,
+    const thread simdgroup_float8x8* b) {
+  UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(sum[n], a, b[n], sum[n]);
+}
+
 // Threadgroup: (32 simdgroups, 1, 1).  Grid: (ceil(Dv / (8 NV simdgroups)), Hv, sequences).
 template <typename T, int D, int NV>
 [[kernel]] void gated_delta_scan(
-    const device T* q [[buffer(0)]],                   // [rows, Hk, Dk], rows q_stride apart
-    const device T* k [[buffer(1)]],                   // [rows, Hk, Dk], rows k_stride apart
-    const device T* v [[buffer(2)]],                   // [rows, Hv, Dv], rows v_stride apart
+    const device T* q [[buffer(0)]],  // [rows, Hk, Dk], rows q_stride apart
+    const device T* k [[buffer(1)]],  // [rows, Hk, Dk], rows k_stride apart
+    const device T* v [[buffer(2)]],  // [rows, Hv, Dv], rows v_stride apart
     const device bool* mask [[buffer(3), function_constant(has_mask)]],  // [rows]
     const device GatedDeltaSequence* sequences [[buffer(4)]],
-    const device float* inverse [[buffer(5)]],         // from prep, as the next two
+    const device float* inverse [[buffer(5)]],  // from prep, as the next two
     const device float* scores [[buffer(6)]],
     const device float* factors [[buffer(7)]],
-    const device float* initial_state [[buffer(8), function_constant(has_initial)]],  // [N, Hv, Dv, Dk]
-    device float* state [[buffer(9)]],                 // [N or slots, Hv, Dv, Dk]
-    device T* o [[buffer(10)]],                        // [rows, Hv, Dv]
-    device float* checkpoints [[buffer(11), function_constant(has_checkpoints)]],  // [n, Hv, Dv, Dk]
+    // [N, Hv, Dv, Dk]
+    const device float* initial_state [[buffer(8), function_constant(has_initial)]],
+    device float* state [[buffer(9)]],  // [N or slots, Hv, Dv, Dk]
+    device T* o [[buffer(10)]],         // [rows, Hv, Dv]
+    // [n, Hv, Dv, Dk]
+    device float* checkpoints [[buffer(11), function_constant(has_checkpoints)]],
     constant GatedDeltaParams& params [[buffer(12)]],
     uint3 tg [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]],
@@ -60,7 +71,8 @@ template <typename T, int D, int NV>
   constexpr int DT = D / 8;
   constexpr int LD = D + 16 / sizeof(T);  // padded rows: no bank conflicts, plain or transposed
   constexpr int kRows = kChunk * LD / 4;  // in vec<T, 4>
-  // K and Q together, or, where they would take most of the threadgroup memory, one after the other.
+  // K and Q together, or, where they would take most of the threadgroup memory, one after the
+  // other.
   constexpr bool kTogether = 2 * kChunk * LD * sizeof(T) <= 20480;
   threadgroup vec<T, 4> key_rows[(kTogether ? 2 : 1) * kRows];
   threadgroup float4 triangles[2 * kTriangle / 4];  // A, then P
@@ -84,7 +96,8 @@ template <typename T, int D, int NV>
   const int source = sequence.source;
   const int row0 = sequence.row;
   const long state_size = long(head_v_dim) * head_k_dim;
-  const long state_at = (long(sequence.state) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
+  const long state_at =
+      (long(sequence.state) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
   const long initial_at =
       (long(sequence.initial) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
   long slot = long(sequence.chunk) * num_v_heads + v_head;
@@ -143,10 +156,10 @@ template <typename T, int D, int NV>
       UNROLL for (int d = 0; d < DT; d++) {
         UNROLL for (int i = 0; i < 2; i++) {
           fragment_load(a, Q + i * 8 * LD + d * 8);
-          UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(y[i][n], a, S[d][n], y[i][n]);
+          accumulate<NV>(y[i], a, S[d]);
           if (kTogether) {
             fragment_load(a, K + i * 8 * LD + d * 8);
-            UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(w[i][n], a, S[d][n], w[i][n]);
+            accumulate<NV>(w[i], a, S[d]);
           }
         }
       }
@@ -159,7 +172,7 @@ template <typename T, int D, int NV>
         UNROLL for (int d = 0; d < DT; d++) {
           UNROLL for (int i = 0; i < 2; i++) {
             fragment_load(a, K + i * 8 * LD + d * 8);
-            UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(w[i][n], a, S[d][n], w[i][n]);
+            accumulate<NV>(w[i], a, S[d]);
           }
         }
       }
@@ -188,12 +201,12 @@ template <typename T, int D, int NV>
         UNROLL for (int n = 0; n < NV; n++) fragment_zero(sum[n]);
         UNROLL for (int j = 0; j < 2; j++) {
           fragment_load(a, A + (1 + j) * 64);
-          UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(sum[n], a, w[j][n], sum[n]);
+          accumulate<NV>(sum, a, w[j]);
         }
         UNROLL for (int n = 0; n < NV; n++) w[1][n] = sum[n];
         UNROLL for (int n = 0; n < NV; n++) fragment_zero(sum[n]);
         fragment_load(a, A);
-        UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(sum[n], a, w[0][n], sum[n]);
+        accumulate<NV>(sum, a, w[0]);
         UNROLL for (int n = 0; n < NV; n++) w[0][n] = sum[n];
       }
       // O = scale gamma Q S + P Vd; 0 in masked rows
@@ -203,7 +216,7 @@ template <typename T, int D, int NV>
         UNROLL for (int n = 0; n < NV; n++) fragment_scale(y[i][n], gamma);
         UNROLL for (int j = 0; j <= i; j++) {
           fragment_load(a, P + (i + j) * 64);
-          UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(y[i][n], a, w[j][n], y[i][n]);
+          accumulate<NV>(y[i], a, w[j]);
         }
         if (i * 8 + at.row < live_rows) {
           UNROLL for (int n = 0; n < NV; n++) {
@@ -225,7 +238,7 @@ template <typename T, int D, int NV>
         UNROLL for (int n = 0; n < NV; n++) fragment_scale(S[d][n], gamma_end);
         UNROLL for (int i = 0; i < 2; i++) {
           fragment_load_transposed(a, KT + i * 8 * LD + d * 8, LD);
-          UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(S[d][n], a, w[i][n], S[d][n]);
+          accumulate<NV>(S[d], a, w[i]);
         }
       }
     }
@@ -236,7 +249,7 @@ template <typename T, int D, int NV>
     if (has_checkpoints && until == 0) {
       if (active) {
         UNROLL for (int d = 0; d < DT; d++)
-          store_state<NV>(S[d], checkpoints + checkpoint_at, d, at, columns);
+            store_state<NV>(S[d], checkpoints + checkpoint_at, d, at, columns);
       }
       checkpoint_at += num_v_heads * state_size;
       until = checkpoint_every;

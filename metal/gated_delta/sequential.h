@@ -1,21 +1,22 @@
 // The gated delta rule token by token: one kernel for decode (T = 1) and for short prompts.
 //
-// A simdgroup holds 8 value rows of S, 4 lanes to a row, each lane Dk / 4 of its elements in float4s
-// that alternate between the lanes (a row's lanes then read 64 contiguous bytes).  Sums over Dk take
-// two shuffles; nothing goes through threadgroup memory.  States are read and written in place.
+// A simdgroup holds 8 value rows of S, 4 lanes to a row, each lane Dk / 4 of its elements in
+// float4s that alternate between the lanes (a row's lanes then read 64 contiguous bytes).  Sums
+// over Dk take two shuffles; nothing goes through threadgroup memory.  States are read and written
+// in place.
 #pragma once
 
 #include "gated_delta/options.h"
 
 // Sum over the four lanes of a value row.
-inline float row_sum(float x) {
+METAL_FUNC float row_sum(float x) {
   x += simd_shuffle_xor(x, ushort(1));
   return x + simd_shuffle_xor(x, ushort(2));
 }
 
 // Four elements of a state row from x on, 0 past head_k_dim.
 template <int D>
-inline float4 load_state_columns(const device float* row, int x) {
+METAL_FUNC float4 load_state_columns(const device float* row, int x) {
   if (head_k_dim == D) return *(const device float4*)(row + x);
   float4 y = 0.0f;
   UNROLL for (int e = 0; e < 4; e++) {
@@ -25,7 +26,7 @@ inline float4 load_state_columns(const device float* row, int x) {
 }
 
 template <int D>
-inline void store_state_columns(device float* row, int x, float4 y) {
+METAL_FUNC void store_state_columns(device float* row, int x, float4 y) {
   if (head_k_dim == D) {
     *(device float4*)(row + x) = y;
     return;
@@ -38,17 +39,19 @@ inline void store_state_columns(device float* row, int x, float4 y) {
 // Threadgroup: (32 simdgroups, 1, 1).  Grid: (ceil(Dv / (8 simdgroups)), Hv, sequences).
 template <typename T, int D>
 [[kernel]] void gated_delta_sequential(
-    const device T* q [[buffer(0)]],                   // [rows, Hk, Dk], rows q_stride apart
-    const device T* k [[buffer(1)]],                   // [rows, Hk, Dk], rows k_stride apart
-    const device T* v [[buffer(2)]],                   // [rows, Hv, Dv], rows v_stride apart
-    const device float* g [[buffer(3)]],               // [rows, Hv], log gates
-    const device float* beta [[buffer(4)]],            // [rows, Hv]
+    const device T* q [[buffer(0)]],         // [rows, Hk, Dk], rows q_stride apart
+    const device T* k [[buffer(1)]],         // [rows, Hk, Dk], rows k_stride apart
+    const device T* v [[buffer(2)]],         // [rows, Hv, Dv], rows v_stride apart
+    const device float* g [[buffer(3)]],     // [rows, Hv], log gates
+    const device float* beta [[buffer(4)]],  // [rows, Hv]
     const device bool* mask [[buffer(5), function_constant(has_mask)]],  // [rows]
     const device GatedDeltaSequence* sequences [[buffer(6)]],
-    const device float* initial_state [[buffer(7), function_constant(has_initial)]],  // [N, Hv, Dv, Dk]
-    device float* state [[buffer(8)]],                 // [N or slots, Hv, Dv, Dk]
-    device T* o [[buffer(9)]],                         // [rows, Hv, Dv]
-    device float* checkpoints [[buffer(10), function_constant(has_checkpoints)]],  // [n, Hv, Dv, Dk]
+    // [N, Hv, Dv, Dk]
+    const device float* initial_state [[buffer(7), function_constant(has_initial)]],
+    device float* state [[buffer(8)]],  // [N or slots, Hv, Dv, Dk]
+    device T* o [[buffer(9)]],          // [rows, Hv, Dv]
+    // [n, Hv, Dv, Dk]
+    device float* checkpoints [[buffer(10), function_constant(has_checkpoints)]],
     constant GatedDeltaParams& params [[buffer(11)]],
     uint3 tg [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
@@ -130,7 +133,7 @@ template <typename T, int D>
     if (has_checkpoints && until == 0) {
       if (present) {
         UNROLL for (int i = 0; i < N; i++)
-          store_state_columns<D>(checkpoints + checkpoint_at, i * 16 + first, S[i]);
+            store_state_columns<D>(checkpoints + checkpoint_at, i * 16 + first, S[i]);
       }
       checkpoint_at += state_size;
       until = checkpoint_every;
@@ -139,6 +142,6 @@ template <typename T, int D>
 
   if (present) {
     UNROLL for (int i = 0; i < N; i++)
-      store_state_columns<D>(state + state_at, i * 16 + first, S[i]);
+        store_state_columns<D>(state + state_at, i * 16 + first, S[i]);
   }
 }

@@ -5,8 +5,8 @@
 
 using namespace metal;
 
-#define INSTANTIATE_SEQUENTIAL(NAME, T, D)                                       \
-  template [[host_name("gated_delta_sequential_" NAME "_d" #D)]] [[kernel]]      \
+#define INSTANTIATE_SEQUENTIAL(NAME, T, D)                                  \
+  template [[host_name("gated_delta_sequential_" NAME "_d" #D)]] [[kernel]] \
   decltype(gated_delta_sequential<T, D>) gated_delta_sequential<T, D>;
 
 #define INSTANTIATE_DIMS(NAME, T)      \

@@ -13,17 +13,16 @@ namespace chunkdelta {
 
 namespace {
 
-constexpr int32_t kChunk = 16;              // rows; prep.h and scan.h are written for it
+constexpr int32_t kChunk = 16;                  // rows; prep.h and scan.h are written for it
 constexpr int64_t kTriangleBytes = 3 * 64 * 4;  // A or P of a chunk and value head
 constexpr int64_t kFactorBytes = (3 * kChunk + 4) * 4;
 constexpr int32_t kPrepThreads = 128;
 constexpr std::array<int32_t, 5> kHeadDims = {64, 96, 128, 192, 256};
 constexpr int32_t kNoCheckpoint = std::numeric_limits<int32_t>::max();
 
-// Prep and scan run over segments of the prompt: this bounds the scratch (A, P and the row factors
+// Prep and scan run over segments of the prompt. That bounds the scratch (A, P and the row factors
 // take 1,744 bytes per chunk and value head) and the time of a dispatch, for which the GPU has a
-// watchdog. 1.5e10 FLOP is 10 ms on an M1 at 60 % of its 2.6 TFLOP/s.
-constexpr int64_t kSegmentScratchBytes = int64_t(16) << 20;
+// watchdog: 1.5e10 FLOP is 10 ms on an M1 at 60 % of its 2.6 TFLOP/s.
 constexpr int64_t kSegmentFlop = 15'000'000'000;
 
 struct TileRow {
@@ -52,7 +51,9 @@ struct Sequence {
   throw std::invalid_argument("[chunk_gated_delta_rule] expected " + expected + "; got " + got);
 }
 
-std::string text(int64_t x) { return std::to_string(x); }
+std::string text(int64_t x) {
+  return std::to_string(x);
+}
 
 void check(const GatedDeltaCall& call) {
   if (call.batch < 0 || call.tokens < 0 || int64_t(call.batch) * call.tokens > kNoCheckpoint)
@@ -69,8 +70,10 @@ void check(const GatedDeltaCall& call) {
   if (!cu.empty()) {
     if (call.batch != 1) refuse("batch 1 with cu_seqlens", "batch " + text(call.batch));
     if (cu.front() != 0 || cu.back() != call.tokens)
-      refuse("cu_seqlens from 0 to " + text(call.tokens), text(cu.front()) + " to " + text(cu.back()));
-    if (!std::is_sorted(cu.begin(), cu.end())) refuse("cu_seqlens that do not decrease", "a decrease");
+      refuse("cu_seqlens from 0 to " + text(call.tokens),
+             text(cu.front()) + " to " + text(cu.back()));
+    if (!std::is_sorted(cu.begin(), cu.end()))
+      refuse("cu_seqlens that do not decrease", "a decrease");
   }
   if (call.pooled) {
     const size_t sequences = cu.empty() ? size_t(call.batch) : cu.size() - 1;
@@ -99,7 +102,8 @@ std::vector<Sequence> sequences_of(const GatedDeltaCall& call) {
   int32_t checkpoint = 0;
   for (int32_t i = 0; i < count; i++) {
     const int32_t row = call.cu_seqlens.empty() ? i * call.tokens : call.cu_seqlens[size_t(i)];
-    const int32_t rows = call.cu_seqlens.empty() ? call.tokens : call.cu_seqlens[size_t(i) + 1] - row;
+    const int32_t rows =
+        call.cu_seqlens.empty() ? call.tokens : call.cu_seqlens[size_t(i) + 1] - row;
     sequences.push_back({i, row, rows, checkpoint});
     if (call.checkpoint_every > 0) checkpoint += rows / call.checkpoint_every;
   }
@@ -127,8 +131,8 @@ struct Segment {
 };
 
 // Chunks end where the sequence or a checkpoint interval does.
-std::vector<Segment> segments_of(
-    const GatedDeltaCall& call, const std::vector<Sequence>& sequences, int64_t most_chunks) {
+std::vector<Segment> segments_of(const GatedDeltaCall& call, const std::vector<Sequence>& sequences,
+                                 int64_t most_chunks) {
   std::vector<Segment> segments;
   for (const Sequence& s : sequences) {
     GatedDeltaSequence next = beginning(call, s);
@@ -211,7 +215,7 @@ class Builder {
   void chunked(const std::vector<Sequence>& sequences) {
     const int64_t chunk_bytes = call_.num_v_heads * (2 * kTriangleBytes + kFactorBytes);
     const int64_t most_chunks =
-        std::max<int64_t>(1, std::min(kSegmentScratchBytes / chunk_bytes,
+        std::max<int64_t>(1, std::min(call_.scratch_bytes / chunk_bytes,
                                       kSegmentFlop / (chunk_flop(call_) * call_.num_v_heads)));
     const GatedDeltaTile tile =
         gated_delta_tile(call_.head_k_dim, call_.head_v_dim,
@@ -244,11 +248,13 @@ class Builder {
     if (sequential > 0)
       why << "sequential for " << sequential << " of " << chunked + sequential
           << " sequences, those of at most " << kGatedDeltaSequentialTokens << " tokens";
-    if (chunked + sequential == 0) why << "nothing to do: no tokens, and states stay where they are";
+    if (chunked + sequential == 0)
+      why << "nothing to do: no tokens, and states stay where they are";
     plan.why = why.str();
   }
 
-  Plan plan{.op = "chunk_gated_delta_rule", .launches = {}, .scratch = {}, .host_data = {}, .why = {}};
+  Plan plan{
+      .op = "chunk_gated_delta_rule", .launches = {}, .scratch = {}, .host_data = {}, .why = {}};
 
  private:
   static int32_t stride(int64_t given, int32_t contiguous) {
@@ -259,8 +265,8 @@ class Builder {
     return uint32_t((call_.head_v_dim + columns - 1) / columns);
   }
 
-  void states(Launch& launch, const std::vector<GatedDeltaSequence>& entries, int initial, int state,
-              int checkpoints) const {
+  void states(Launch& launch, const std::vector<GatedDeltaSequence>& entries, int initial,
+              int state, int checkpoints) const {
     const bool reads = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
       return entry.source == kGatedDeltaState;
     });
@@ -277,10 +283,13 @@ class Builder {
     launch.constants = {{GATED_DELTA_HEAD_K_DIM, call_.head_k_dim},
                         {GATED_DELTA_HAS_MASK, call_.mask},
                         {GATED_DELTA_QK_L2NORM, call_.qk_l2norm}};
-    launch.buffers = {{0, "q", Access::Read},         {1, "k", Access::Read},
-                      {2, "g", Access::Read},         {3, "beta", Access::Read},
+    launch.buffers = {{0, "q", Access::Read},
+                      {1, "k", Access::Read},
+                      {2, "g", Access::Read},
+                      {3, "beta", Access::Read},
                       {5, "chunks", Access::Read, chunks_at},
-                      {6, "inverse", Access::Write},  {7, "scores", Access::Write},
+                      {6, "inverse", Access::Write},
+                      {7, "scores", Access::Write},
                       {8, "row_factors", Access::Write}};
     if (call_.mask) launch.buffers.push_back({4, "mask", Access::Read});
     launch.params = {{9, to_bytes(params_)}};
@@ -299,10 +308,11 @@ class Builder {
                         {GATED_DELTA_HAS_MASK, call_.mask},
                         {GATED_DELTA_HAS_INITIAL, call_.initial_state},
                         {GATED_DELTA_CHECKPOINTS, call_.checkpoint_every > 0}};
-    launch.buffers = {{0, "q", Access::Read},       {1, "k", Access::Read},
-                      {2, "v", Access::Read},       {4, "scan_sequences", Access::Read, sequences_at},
-                      {5, "inverse", Access::Read}, {6, "scores", Access::Read},
-                      {7, "row_factors", Access::Read}, {10, "o", Access::Write}};
+    launch.buffers = {
+        {0, "q", Access::Read},           {1, "k", Access::Read},
+        {2, "v", Access::Read},           {4, "scan_sequences", Access::Read, sequences_at},
+        {5, "inverse", Access::Read},     {6, "scores", Access::Read},
+        {7, "row_factors", Access::Read}, {10, "o", Access::Write}};
     if (call_.mask) launch.buffers.push_back({3, "mask", Access::Read});
     states(launch, segment.sequences, 8, 9, 11);
     launch.params = {{12, to_bytes(params_)}};
@@ -323,13 +333,14 @@ class Builder {
 
 // Where the chunk kernels begin to win is a count, not a measurement. A token costs the sequential
 // kernel about 240 issued instructions per 8 value rows (128 of them the FMAs of 8 x 128 state
-// elements), 3,840 per value head at D = 128; a chunk costs prep and scan 1,680 products of 16 issue
-// cycles per 16 tokens plus about a third for loads, 2,240 per token when it is full. So one chunk
-// breaks even at 10 tokens; the second launch and the serial solve in prep put it at a whole chunk.
+// elements), 3,840 per value head at D = 128; a chunk costs prep and scan 1,680 products of 16
+// issue cycles per 16 tokens plus about a third for loads, 2,240 per token when it is full. So one
+// chunk breaks even at 10 tokens; the second launch and the serial solve in prep put it at a whole
+// chunk.
 const int32_t kGatedDeltaSequentialTokens = kChunk;
 
-GatedDeltaTile gated_delta_tile(
-    int32_t head_k_dim, int32_t head_v_dim, int64_t heads, int32_t gpu_cores) {
+GatedDeltaTile gated_delta_tile(int32_t head_k_dim, int32_t head_v_dim, int64_t heads,
+                                int32_t gpu_cores) {
   const int64_t simdgroups = heads * ((head_v_dim + 15) / 16);
   for (const TileRow& row : kTiles) {
     if (head_k_dim > row.head_k_dim) continue;

@@ -36,6 +36,9 @@ struct GatedDeltaCall {
   int32_t num_slots = 0;
   int32_t checkpoint_every = 0;  // 0: none
 
+  // Prep and scan take the prompt in segments whose scratch fits this (one chunk always runs).
+  int64_t scratch_bytes = int64_t(16) << 20;
+
   int32_t gpu_cores = 8;  // the smallest Apple GPU; more only changes the tile
 };
 
@@ -50,7 +53,8 @@ struct GatedDeltaTile {
   int32_t simdgroups;  // of a threadgroup
   const char* reason;
 };
-GatedDeltaTile gated_delta_tile(int32_t head_k_dim, int32_t head_v_dim, int64_t heads, int32_t gpu_cores);
+GatedDeltaTile gated_delta_tile(int32_t head_k_dim, int32_t head_v_dim, int64_t heads,
+                                int32_t gpu_cores);
 
 // Sequences up to this long take the sequential kernel.
 extern const int32_t kGatedDeltaSequentialTokens;
