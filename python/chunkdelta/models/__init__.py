@@ -1,0 +1,1 @@
+"""Adapters: models as the prefill loop and the memory plan see them."""

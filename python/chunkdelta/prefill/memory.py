@@ -1,0 +1,368 @@
+"""What a chunked prefill keeps in memory, named byte by byte before it runs, and held to.
+
+docs/concepts/memory-plan.md explains the terms; here is where each number comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import mlx.core as mx
+
+from chunkdelta.prefill.shapes import (
+    AttentionShape,
+    GatedDeltaShape,
+    LayerShape,
+    MlpShape,
+    ModelShape,
+)
+
+_F32 = 4
+
+
+@dataclass(frozen=True)
+class ChunkPlan:
+    """Memory that one chunk needs beyond weights and cache; it does not depend on the context.
+
+    Attributes:
+        transients: Arrays of the widest layer that the evaluator may keep alive at once, by name, in
+            bytes.
+        workspace_bytes: Persistent scratch of the CPU kernels (outside of MLX's accounting).
+        logits_bytes: Logits that are returned.
+        largest_op_bytes: Largest single array that an op allocates.
+    """
+
+    transients: dict[str, int]
+    workspace_bytes: int
+    logits_bytes: int
+    largest_op_bytes: int
+
+    @property
+    def transient_bytes(self) -> int:
+        return sum(self.transients.values())
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """Every byte of a chunked prefill, before it runs; all sizes in bytes.
+
+    Attributes:
+        model: The model planned for.
+        tokens: Context that the KV pages hold: prompt and tokens to come.
+        prompt_tokens: Tokens of the prompt.
+        chunk_size: Most tokens in a chunk.
+        weight_bytes: Weights.
+        kv_bytes: KV pages of all attention layers.
+        state_bytes: Gated-delta states and convolution tails of all layers.
+        chunk: What a chunk needs on top.
+        one_call_bytes: What the same prompt in one stock call needs (see :func:`one_call_bytes`).
+        page_bytes: KV bytes of one page of all attention layers.
+        page_size: Tokens in a page.
+    """
+
+    model: ModelShape
+    tokens: int
+    prompt_tokens: int
+    chunk_size: int
+    weight_bytes: int
+    kv_bytes: int
+    state_bytes: int
+    chunk: ChunkPlan
+    one_call_bytes: int
+    page_bytes: int
+    page_size: int
+    kv_format: str
+    rows: dict[str, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self,
+            "rows",
+            {
+                "weights": self.weight_bytes,
+                "kv pages": self.kv_bytes,
+                "states": self.state_bytes,
+                "transients per chunk": self.chunk.transient_bytes,
+                "kernel workspace": self.chunk.workspace_bytes,
+                "logits": self.chunk.logits_bytes,
+            },
+        )
+
+    @property
+    def total_bytes(self) -> int:
+        """The planned peak: weights, pages, states, transients, workspace and logits."""
+        return sum(self.rows.values())
+
+    @property
+    def fixed_bytes(self) -> int:
+        """The part that does not depend on the context."""
+        return self.total_bytes - self.kv_bytes
+
+    def fits(self, memory_bytes: int) -> bool:
+        return self.total_bytes <= memory_bytes
+
+    def largest_context(self, memory_bytes: int) -> int | None:
+        """Most tokens of context that fit into ``memory_bytes``, in whole pages.
+
+        0 if not even weights and transients fit; None if nothing grows with the context.
+        """
+        room = memory_bytes - self.fixed_bytes
+        if room < 0:
+            return 0
+        if self.page_bytes == 0:
+            return None
+        return room // self.page_bytes * self.page_size
+
+    def require(self, memory_bytes: int) -> None:
+        """Raise MemoryError, with the largest context that fits, unless the plan fits."""
+        if self.fits(memory_bytes):
+            return
+        largest = self.largest_context(memory_bytes)
+        hint = (
+            f"the largest context that fits is {largest:,} tokens"
+            if largest
+            else "no context fits: weights, states and one chunk need "
+            f"{format_bytes(self.fixed_bytes)}"
+        )
+        raise MemoryError(
+            f"[plan_memory] a context of {self.tokens:,} tokens needs "
+            f"{format_bytes(self.total_bytes)} for {self.model.name}; got "
+            f"{format_bytes(memory_bytes)}; {hint}"
+        )
+
+
+def format_bytes(n: float) -> str:
+    """Bytes in decimal units: 1.72 GB, 18.3 MB, 412 B."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(n) >= size:
+            digits = 2 if unit == "GB" else 1
+            return f"{n / size:,.{digits}f} {unit}"
+    return f"{n:.0f} B"
+
+
+def plan_memory(
+    model: ModelShape,
+    tokens: int,
+    *,
+    max_tokens: int = 0,
+    chunk_size: int = 512,
+    page_size: int = 64,
+    kv_format: str = "bf16",
+    batch: int = 1,
+    logit_rows: int = 1,
+) -> MemoryPlan:
+    """Name every byte that a chunked prefill will hold, before anything is allocated.
+
+    Args:
+        model: Dimensions of the model.
+        tokens: Tokens of the prompt, per sequence (>= 1).
+        max_tokens: Tokens to generate after it, for which pages are kept. Default: ``0``.
+        chunk_size: Most tokens in a chunk. Default: ``512``.
+        page_size: Tokens in a KV page, a multiple of 16. Default: ``64``.
+        kv_format: Storage format of the pages, of K and V alike or ``"K/V"``. Default: ``"bf16"``.
+        batch: Sequences of equal length. Default: ``1``.
+        logit_rows: Rows of logits that are returned per sequence; 1 for the last token's.
+
+    Returns:
+        The :class:`MemoryPlan`.
+
+    Raises:
+        ValueError: If a size is out of range or the format unknown.
+
+    Example:
+        >>> from chunkdelta.models.shapes import named_shape
+        >>> plan = plan_memory(named_shape("qwen3.5-9b"), 131072)
+        >>> plan.kv_bytes
+        4294967296
+    """
+    for name, value in (("tokens", tokens), ("chunk_size", chunk_size), ("batch", batch)):
+        if value < 1:
+            raise ValueError(f"[plan_memory] expected {name} >= 1; got {value}")
+    if max_tokens < 0:
+        raise ValueError(f"[plan_memory] expected max_tokens >= 0; got {max_tokens}")
+    if page_size < 16 or page_size % 16:
+        raise ValueError(
+            f"[plan_memory] expected page_size to be a multiple of 16; got {page_size}"
+        )
+    capacity = tokens + max_tokens
+    pages = batch * -(-capacity // page_size)
+    page_bytes = page_size * sum(kv_bytes_per_token(x, kv_format) for x in model.attention_layers)
+    return MemoryPlan(
+        model=model,
+        tokens=capacity,
+        prompt_tokens=tokens,
+        chunk_size=chunk_size,
+        weight_bytes=model.weight_bytes,
+        kv_bytes=pages * page_bytes,
+        state_bytes=batch * state_bytes(model),
+        chunk=plan_chunk(
+            model,
+            chunk_size=min(chunk_size, tokens),
+            batch=batch,
+            logit_rows=logit_rows,
+        ),
+        one_call_bytes=one_call_bytes(model, tokens, batch=batch),
+        page_bytes=batch * page_bytes,
+        page_size=page_size,
+        kv_format=kv_format,
+    )
+
+
+# Bytes per value of each page format: q8_0 stores 32 values in 34 bytes (an f16 scale).
+_FORMAT_BYTES = {"f32": (4, 1), "f16": (2, 1), "bf16": (2, 1), "q8_0": (34, 32)}
+
+
+def kv_bytes_per_token(layer: AttentionShape, kv_format: str) -> int:
+    """K and V bytes of one token in one layer, in a page format (``"bf16"``, ``"q8_0/bf16"``)."""
+    total = 0
+    for name in _split_format(kv_format):
+        block_bytes, block = _FORMAT_BYTES[name]
+        blocks = -(-layer.head_dim // block)
+        total += layer.num_kv_heads * blocks * block_bytes
+    return total
+
+
+def _split_format(kv_format: str) -> tuple[str, str]:
+    parts = kv_format.split("/")
+    if len(parts) == 1:
+        parts *= 2
+    if len(parts) != 2 or any(p not in _FORMAT_BYTES for p in parts):
+        raise ValueError(
+            f"[plan_memory] expected kv_format to be one of {', '.join(_FORMAT_BYTES)}, or two of "
+            f"them as K/V; got {kv_format!r}"
+        )
+    return parts[0], parts[1]
+
+
+def state_bytes(model: ModelShape) -> int:
+    """Float32 states and convolution tails of one sequence, in all layers."""
+    return sum(
+        layer.state_bytes + (layer.conv_kernel - 1) * layer.conv_dim * model.dtype_bytes
+        for layer in model.gated_delta_layers
+    )
+
+
+def one_call_bytes(model: ModelShape, tokens: int, *, batch: int = 1) -> int:
+    """What one stock call on the whole prompt needs, without chunks and without fused attention.
+
+    Weights, KV cache and states, the arrays of the widest layer over all tokens, and the larger of
+    the attention scores of one layer, ``Hq * tokens * tokens``, and the logits of every token,
+    ``tokens * vocab``, all in the activations' dtype. MLX attends unfused at head_dim 256 wherever
+    its heuristics do not choose a fused kernel, and always on the CPU.
+    """
+    b = model.dtype_bytes
+    kv = sum(2 * x.num_kv_heads * x.head_dim * b for x in model.attention_layers) * tokens
+    scores = max((x.num_heads for x in model.attention_layers), default=0) * tokens * tokens * b
+    logits = tokens * model.vocab * b
+    layer = sum(_widest_layer(model).values()) * tokens
+    per_sequence = kv + state_bytes(model) + layer + max(scores, logits)
+    return model.weight_bytes + batch * per_sequence
+
+
+def plan_chunk(
+    model: ModelShape, *, chunk_size: int, batch: int = 1, logit_rows: int = 1
+) -> ChunkPlan:
+    """What one chunk of ``chunk_size`` tokens needs on top of weights and cache.
+
+    Transients are the arrays of the widest half layer (mixer or feed-forward part) and the residual
+    stream. The evaluator never needs more: it needs a window of a few ops, and
+    :func:`enforce_limit` holds its run-ahead to this sum.
+    """
+    tokens = batch * chunk_size
+    transients = {name: tokens * n for name, n in _widest_layer(model).items()}
+    logits = batch * logit_rows * model.vocab * model.dtype_bytes
+    return ChunkPlan(
+        transients=transients,
+        workspace_bytes=0,
+        logits_bytes=logits,
+        largest_op_bytes=max([logits, *transients.values()]),
+    )
+
+
+def _widest_layer(model: ModelShape) -> dict[str, int]:
+    """Bytes per token of the arrays of the widest half layer, with the residual stream."""
+    b = model.dtype_bytes
+    residual = {"residual in": model.hidden * b, "residual out": model.hidden * b}
+    halves = [_mixer_arrays(layer, model.hidden, b) for layer in model.distinct_layers]
+    halves += [
+        _mlp_arrays(layer.mlp, model.hidden, b) for layer in model.distinct_layers if layer.mlp
+    ]
+    return residual | max(halves, key=lambda arrays: sum(arrays.values()))
+
+
+def _mixer_arrays(layer: LayerShape, hidden: int, b: int) -> dict[str, int]:
+    mixer = layer.mixer
+    if isinstance(mixer, GatedDeltaShape):
+        return {
+            "normed input": hidden * b,
+            "q, k, v projection": mixer.conv_dim * b,
+            "z projection": mixer.value_dim * b,
+            "a and b projections": 2 * mixer.num_v_heads * b,
+            "convolved q, k, v": mixer.conv_dim * b,
+            "log gates and beta": 2 * mixer.num_v_heads * _F32,
+            "delta rule output": mixer.value_dim * b,
+            "normed output": mixer.value_dim * b,
+            "gated output": mixer.value_dim * b,
+            "mixer output": hidden * b,
+        }
+    q = mixer.num_heads * mixer.head_dim
+    kv = mixer.num_kv_heads * mixer.head_dim
+    return {
+        "normed input": hidden * b,
+        "q and gate projection": (2 if mixer.gated else 1) * q * b,
+        "normed q": q * b,
+        "rotated q": q * b,
+        "k, normed and rotated": 3 * kv * b,
+        "v": kv * b,
+        "attention output": q * b,
+        "sigmoid of the gate": (q if mixer.gated else 0) * b,
+        "gated output": (q if mixer.gated else 0) * b,
+        "mixer output": hidden * b,
+    }
+
+
+def _mlp_arrays(mlp: MlpShape, hidden: int, b: int) -> dict[str, int]:
+    arrays = {
+        "normed input": hidden * b,
+        "gate": mlp.intermediate * b,
+        "up": mlp.intermediate * b,
+        "activated": mlp.intermediate * b,
+        "mlp output": hidden * b,
+    }
+    if mlp.num_experts:
+        k = mlp.experts_per_token
+        arrays |= {
+            "router": 3 * mlp.num_experts * _F32,
+            "inputs sorted by expert": k * hidden * b,
+            "expert gate, up, activated": 3 * k * mlp.expert_intermediate * b,
+            "expert outputs": k * hidden * b,
+            "outputs in token order": k * hidden * b,
+            "weighted outputs": k * hidden * b,
+            "sum of experts": hidden * b,
+        }
+    return arrays
+
+
+@contextmanager
+def enforce_limit(chunk: ChunkPlan) -> Iterator[int]:
+    """Hold MLX's evaluator to a chunk's transients, on top of what is allocated now.
+
+    MLX's evaluator runs ahead of the kernels: it allocates outputs as long as active memory is
+    below the memory limit, then waits for kernels to finish and free their inputs. So a limit at
+    the plan less the largest single output makes the plan an upper bound of the peak. The limit on
+    cached free buffers keeps the resident size near it as well. Both are settings of the process;
+    they are restored on exit.
+
+    Yields:
+        The planned peak of MLX's active memory.
+    """
+    peak = mx.get_active_memory() + chunk.transient_bytes + chunk.logits_bytes
+    old_memory = mx.set_memory_limit(peak - chunk.largest_op_bytes)
+    old_cache = mx.set_cache_limit(chunk.largest_op_bytes)
+    try:
+        yield peak
+    finally:
+        mx.set_memory_limit(old_memory)
+        mx.set_cache_limit(old_cache)
