@@ -10,8 +10,8 @@ from chunkdelta.env import check_mlx_version
 
 check_mlx_version()
 
-from chunkdelta.ops import rope  # noqa: E402
+from chunkdelta.ops import causal_conv1d, rope  # noqa: E402
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "rope"]
+__all__ = ["__version__", "causal_conv1d", "rope"]

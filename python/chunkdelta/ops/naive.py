@@ -53,3 +53,37 @@ def rope(
     x[..., first] = a * cos - b * sin
     x[..., second] = b * cos + a * sin
     return x
+
+
+def causal_conv1d(
+    x: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    *,
+    initial_state: ArrayLike | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    mask: ArrayLike | None = None,
+    activation: str | None = None,
+) -> tuple[F64, F64]:
+    """Each row: taps times the K rows up to it, the rows before the first one being the state."""
+    x, weight = np.asarray(x, np.float64), np.asarray(weight, np.float64)
+    B, T, C = x.shape
+    K = weight.shape[1]
+    exists = np.ones((B, T), bool) if mask is None else np.asarray(mask, bool)
+    if cu_seqlens is None:
+        cu_seqlens = range(0, B * T + 1, T) if T else [0] * (B + 1)
+    rows, exists = x.reshape(B * T, C), exists.reshape(B * T)
+    y = np.zeros_like(rows)
+    N = len(cu_seqlens) - 1
+    state = (
+        np.zeros((N, K - 1, C)) if initial_state is None else np.array(initial_state, np.float64)
+    )
+    for n in range(N):
+        for t in range(cu_seqlens[n], cu_seqlens[n + 1]):
+            if not exists[t]:
+                continue
+            window = np.concatenate([state[n], rows[t : t + 1]])  # [K, C]
+            a = np.sum(weight.T * window, axis=0) + (0.0 if bias is None else np.asarray(bias))
+            y[t] = a / (1.0 + np.exp(-a)) if activation == "silu" else a
+            state[n] = window[1:]
+    return y.reshape(B, T, C), state
