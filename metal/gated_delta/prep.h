@@ -45,17 +45,22 @@ METAL_FUNC void stage_rows(
   }
 }
 
-// Adds X Y^T's tiles in row tile H of the triangle, (H, 0) .. (H, H), over DS columns.
+// Adds X Y^T's tiles in row tile H of the triangle, (H, 0) and for H = 1 (1, 1), over DS columns.
 template <typename T, int DS, int LD, int H>
 METAL_FUNC void accumulate_gram(
-    thread simdgroup_float8x8* gram, const threadgroup T* x, const threadgroup T* y_transposed) {
+    thread simdgroup_float8x8& gram0,
+    thread simdgroup_float8x8& gram1,
+    const threadgroup T* x,
+    const threadgroup T* y_transposed) {
   simdgroup_float8x8 a;
   simdgroup_float8x8 b;
   for (int c = 0; c < DS; c += 8) {
     fragment_load(a, x + H * 8 * LD + c);
-    UNROLL for (int j = 0; j <= H; j++) {
-      fragment_load_transposed(b, y_transposed + j * 8 * LD + c, LD);
-      simdgroup_multiply_accumulate(gram[j], a, b, gram[j]);
+    fragment_load_transposed(b, y_transposed + c, LD);
+    simdgroup_multiply_accumulate(gram0, a, b, gram0);
+    if (H == 1) {
+      fragment_load_transposed(b, y_transposed + 8 * LD + c, LD);
+      simdgroup_multiply_accumulate(gram1, a, b, gram1);
     }
   }
 }
@@ -116,8 +121,8 @@ template <typename T, int D>
       stage_rows<T, D, DS, LD>(ks, kd, live, k_stride, x0, rows, tid, kPrepThreads);
       stage_rows<T, D, DS, LD>(ks + kChunk * LD, qd, live, q_stride, x0, rows, tid, kPrepThreads);
       threadgroup_barrier(mem_flags::mem_threadgroup);
-      if (i == 0) accumulate_gram<T, DS, LD, 0>(gram, x, y);
-      else accumulate_gram<T, DS, LD, 1>(gram, x, y);
+      if (i == 0) accumulate_gram<T, DS, LD, 0>(gram[0], gram[1], x, y);
+      else accumulate_gram<T, DS, LD, 1>(gram[0], gram[1], x, y);
       if (qk_l2norm) {
         const threadgroup T* row = ks + (tid / 4) * LD + (tid % 4) * 4;
         for (int c = 0; c < DS; c += 16) {

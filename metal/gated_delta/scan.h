@@ -11,39 +11,29 @@
 
 #include "gated_delta/prep.h"
 
-// The states are [Dv, Dk] and S is [Dk, Dv]: this lane's elements of tile (i, n) of S, from p at
-// the simdgroup's first column.  `columns` of them exist.
-template <int NV>
-METAL_FUNC void load_state(
-    thread simdgroup_float8x8* S, const device float* p, int i, FragmentLane at, int columns) {
+// Tile (i, n) of S from or to a state, which is [Dv, Dk]: p is at the simdgroup's first value row,
+// of which `columns` exist.
+METAL_FUNC void load_state_tile(
+    thread simdgroup_float8x8& m,
+    const device float* p,
+    int i,
+    int n,
+    FragmentLane at,
+    int columns) {
   const int x = i * 8 + at.row;
-  UNROLL for (int n = 0; n < NV; n++) {
-    UNROLL for (int e = 0; e < 2; e++) {
-      const int y = n * 8 + at.col + e;
-      ELEMENT(S[n], e) = x < head_k_dim && y < columns ? p[y * head_k_dim + x] : 0.0f;
-    }
+  UNROLL for (int e = 0; e < 2; e++) {
+    const int y = n * 8 + at.col + e;
+    ELEMENT(m, e) = x < head_k_dim && y < columns ? p[y * head_k_dim + x] : 0.0f;
   }
 }
 
-template <int NV>
-METAL_FUNC void store_state(
-    thread simdgroup_float8x8* S, device float* p, int i, FragmentLane at, int columns) {
+METAL_FUNC void store_state_tile(
+    thread simdgroup_float8x8& m, device float* p, int i, int n, FragmentLane at, int columns) {
   const int x = i * 8 + at.row;
-  UNROLL for (int n = 0; n < NV; n++) {
-    UNROLL for (int e = 0; e < 2; e++) {
-      const int y = n * 8 + at.col + e;
-      if (x < head_k_dim && y < columns) p[y * head_k_dim + x] = ELEMENT(S[n], e);
-    }
+  UNROLL for (int e = 0; e < 2; e++) {
+    const int y = n * 8 + at.col + e;
+    if (x < head_k_dim && y < columns) p[y * head_k_dim + x] = ELEMENT(m, e);
   }
-}
-
-// sum += a b for a row of NV tiles.
-template <int NV>
-METAL_FUNC void accumulate(
-    thread simdgroup_float8x8* sum,
-    const thread simdgroup_float8x8& a,
-    const thread simdgroup_float8x8* b) {
-  UNROLL for (int n = 0; n < NV; n++) simdgroup_multiply_accumulate(sum[n], a, b[n], sum[n]);
 }
 
 // Threadgroup: (32 simdgroups, 1, 1).  Grid: (ceil(Dv / (8 NV simdgroups)), Hv, sequences).
@@ -91,28 +81,32 @@ template <typename T, int D, int NV>
   const bool whole = head_v_dim % (8 * NV) == 0;
   const FragmentLane at = fragment_lane(lane);
 
-  const device GatedDeltaSequence& sequence = sequences[tg.z];
-  const int rows = sequence.rows;
-  const int source = sequence.source;
-  const int row0 = sequence.row;
+  const device GatedDeltaSequence* sequence = sequences + tg.z;
+  const int rows = sequence->rows;
+  const int source = sequence->source;
+  const int row0 = sequence->row;
   const long state_size = long(head_v_dim) * head_k_dim;
   const long state_at =
-      (long(sequence.state) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
+      (long(sequence->state) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
   const long initial_at =
-      (long(sequence.initial) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
-  long slot = long(sequence.chunk) * num_v_heads + v_head;
+      (long(sequence->initial) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
+  long slot = long(sequence->chunk) * num_v_heads + v_head;
   long checkpoint_at =
-      (long(sequence.checkpoint) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
-  int until = sequence.until;
+      (long(sequence->checkpoint) * num_v_heads + v_head) * state_size + long(column) * head_k_dim;
+  int until = sequence->until;
   const int checkpoint_every = has_checkpoints ? params.checkpoint_every : 0;
 
   simdgroup_float8x8 S[DT][NV];
   if (active && source != kGatedDeltaZeros) {
     const device float* from = state + state_at;
     if (has_initial && source == kGatedDeltaInitial) from = initial_state + initial_at;
-    UNROLL for (int d = 0; d < DT; d++) load_state<NV>(S[d], from, d, at, columns);
+    UNROLL for (int d = 0; d < DT; d++) {
+      UNROLL for (int n = 0; n < NV; n++) load_state_tile(S[d][n], from, d, n, at, columns);
+    }
   } else {
-    UNROLL for (int d = 0; d < DT; d++) UNROLL for (int n = 0; n < NV; n++) fragment_zero(S[d][n]);
+    UNROLL for (int d = 0; d < DT; d++) {
+      UNROLL for (int n = 0; n < NV; n++) fragment_zero(S[d][n]);
+    }
   }
 
   threadgroup T* ks = (threadgroup T*)key_rows;
@@ -156,10 +150,12 @@ template <typename T, int D, int NV>
       UNROLL for (int d = 0; d < DT; d++) {
         UNROLL for (int i = 0; i < 2; i++) {
           fragment_load(a, Q + i * 8 * LD + d * 8);
-          accumulate<NV>(y[i], a, S[d]);
+          UNROLL for (int n = 0; n < NV; n++)
+              simdgroup_multiply_accumulate(y[i][n], a, S[d][n], y[i][n]);
           if (kTogether) {
             fragment_load(a, K + i * 8 * LD + d * 8);
-            accumulate<NV>(w[i], a, S[d]);
+            UNROLL for (int n = 0; n < NV; n++)
+                simdgroup_multiply_accumulate(w[i][n], a, S[d][n], w[i][n]);
           }
         }
       }
@@ -172,7 +168,8 @@ template <typename T, int D, int NV>
         UNROLL for (int d = 0; d < DT; d++) {
           UNROLL for (int i = 0; i < 2; i++) {
             fragment_load(a, K + i * 8 * LD + d * 8);
-            accumulate<NV>(w[i], a, S[d]);
+            UNROLL for (int n = 0; n < NV; n++)
+                simdgroup_multiply_accumulate(w[i][n], a, S[d][n], w[i][n]);
           }
         }
       }
@@ -201,12 +198,14 @@ template <typename T, int D, int NV>
         UNROLL for (int n = 0; n < NV; n++) fragment_zero(sum[n]);
         UNROLL for (int j = 0; j < 2; j++) {
           fragment_load(a, A + (1 + j) * 64);
-          accumulate<NV>(sum, a, w[j]);
+          UNROLL for (int n = 0; n < NV; n++)
+              simdgroup_multiply_accumulate(sum[n], a, w[j][n], sum[n]);
         }
         UNROLL for (int n = 0; n < NV; n++) w[1][n] = sum[n];
         UNROLL for (int n = 0; n < NV; n++) fragment_zero(sum[n]);
         fragment_load(a, A);
-        accumulate<NV>(sum, a, w[0]);
+        UNROLL for (int n = 0; n < NV; n++)
+            simdgroup_multiply_accumulate(sum[n], a, w[0][n], sum[n]);
         UNROLL for (int n = 0; n < NV; n++) w[0][n] = sum[n];
       }
       // O = scale gamma Q S + P Vd; 0 in masked rows
@@ -216,7 +215,8 @@ template <typename T, int D, int NV>
         UNROLL for (int n = 0; n < NV; n++) fragment_scale(y[i][n], gamma);
         UNROLL for (int j = 0; j <= i; j++) {
           fragment_load(a, P + (i + j) * 64);
-          accumulate<NV>(y[i], a, w[j]);
+          UNROLL for (int n = 0; n < NV; n++)
+              simdgroup_multiply_accumulate(y[i][n], a, w[j][n], y[i][n]);
         }
         if (i * 8 + at.row < live_rows) {
           UNROLL for (int n = 0; n < NV; n++) {
@@ -238,7 +238,8 @@ template <typename T, int D, int NV>
         UNROLL for (int n = 0; n < NV; n++) fragment_scale(S[d][n], gamma_end);
         UNROLL for (int i = 0; i < 2; i++) {
           fragment_load_transposed(a, KT + i * 8 * LD + d * 8, LD);
-          accumulate<NV>(S[d], a, w[i]);
+          UNROLL for (int n = 0; n < NV; n++)
+              simdgroup_multiply_accumulate(S[d][n], a, w[i][n], S[d][n]);
         }
       }
     }
@@ -248,8 +249,10 @@ template <typename T, int D, int NV>
     until -= live_rows;
     if (has_checkpoints && until == 0) {
       if (active) {
-        UNROLL for (int d = 0; d < DT; d++)
-            store_state<NV>(S[d], checkpoints + checkpoint_at, d, at, columns);
+        UNROLL for (int d = 0; d < DT; d++) {
+          UNROLL for (int n = 0; n < NV; n++)
+              store_state_tile(S[d][n], checkpoints + checkpoint_at, d, n, at, columns);
+        }
       }
       checkpoint_at += num_v_heads * state_size;
       until = checkpoint_every;
@@ -257,6 +260,9 @@ template <typename T, int D, int NV>
   }
 
   if (active) {
-    UNROLL for (int d = 0; d < DT; d++) store_state<NV>(S[d], state + state_at, d, at, columns);
+    UNROLL for (int d = 0; d < DT; d++) {
+      UNROLL for (int n = 0; n < NV; n++)
+          store_state_tile(S[d][n], state + state_at, d, n, at, columns);
+    }
   }
 }

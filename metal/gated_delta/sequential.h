@@ -71,16 +71,16 @@ template <typename T, int D>
   const int dv = present ? value_row : head_v_dim - 1;  // the others repeat the last row, unwritten
   const int first = (lane & 3) * 4;
 
-  const device GatedDeltaSequence& sequence = sequences[tg.z];
-  const int rows = sequence.rows;
-  const int source = sequence.source;
-  const int row0 = sequence.row;
-  int until = sequence.until;
+  const device GatedDeltaSequence* sequence = sequences + tg.z;
+  const int rows = sequence->rows;
+  const int source = sequence->source;
+  const int row0 = sequence->row;
+  int until = sequence->until;
   const long row_at = (long(v_head) * head_v_dim + dv) * head_k_dim;
   const long state_size = long(num_v_heads) * head_v_dim * head_k_dim;  // all heads
-  const long state_at = long(sequence.state) * state_size + row_at;
-  const long initial_at = long(sequence.initial) * state_size + row_at;
-  long checkpoint_at = long(sequence.checkpoint) * state_size + row_at;
+  const long state_at = long(sequence->state) * state_size + row_at;
+  const long initial_at = long(sequence->initial) * state_size + row_at;
+  long checkpoint_at = long(sequence->checkpoint) * state_size + row_at;
 
   float4 S[N];
   if (source == kGatedDeltaZeros) {
