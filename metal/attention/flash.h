@@ -1,20 +1,21 @@
 // Flash attention over one segment of keys: paged, GQA-packed, resumable.
 //
-// A threadgroup owns kRows = 8 RF WM query rows of one KV head; rows are position * group_size + head,
-// so every ratio of heads packs without waste (group_size 4: 64 rows are 16 positions x 4 heads). WN
-// simdgroups share the 8 RF rows of a row group:
+// A threadgroup owns kRows = 8 RF WM query rows of one KV head; rows are position * group_size +
+// head, so every ratio of heads packs without waste (group_size 4: 64 rows are 16 positions x 4
+// heads). WN simdgroups share the 8 RF rows of a row group:
 //
 //   Q K^T  the tile's BK keys are split over WN / DS of them and the head dimension over DS; with
-//          DS > 1 the partial scores are exchanged, so that each ends with the whole scores of its own
-//          BK / WN keys;
+//          DS > 1 the partial scores are exchanged, so that each ends with the whole scores of its
+//          own BK / WN keys;
 //   P V    each owns D / WN value columns and takes the others' P lane by lane.
 //
 // DS > 1 is for registers: Q takes 8 RF D / DS elements of a simdgroup, O takes 8 RF D / WN floats.
 //
-// Nothing is transposed. The operands of an 8x8 product may see the contracted dimension in any order
-// that they share, so in a block of 8 F head dimensions index kk of fragment f is d = F kk + f: a lane
-// needs F consecutive elements of a K row. In the same way column pair j of fragment f in a block of
-// 8 F value columns is d = 2 F j + 2 f. Blocks are 64 and 32 wide, the last one may be narrower.
+// Nothing is transposed. The operands of an 8x8 product may see the contracted dimension in any
+// order that they share, so in a block of 8 F head dimensions index kk of fragment f is d = F kk +
+// f: a lane needs F consecutive elements of a K row. In the same way column pair j of fragment f in
+// a block of 8 F value columns is d = 2 F j + 2 f. Blocks are 64 and 32 wide, the last one may be
+// narrower.
 //
 // (m, l, O) is the running maximum (log2 units), sum and unnormalised output of Dao et al. (2022),
 // "FlashAttention"; the lazy rescale is FlashAttention-4's.
@@ -25,9 +26,8 @@
 // Copies keys [k0, k0 + BK) of one KV head to a tile. Keys outside [begin, end) are not read and
 // become 0, so that nothing an unused slot holds can reach a product.
 template <typename T, int D, int LD, int BK, int NT>
-METAL_FUNC void stage_keys(
-    threadgroup T* tile, const device T* pool, uint row0, uint row1, int k0, int begin, int end,
-    int tid) {
+METAL_FUNC void stage_keys(threadgroup T* tile, const device T* pool, uint row0, uint row1, int k0,
+                           int begin, int end, int tid) {
   constexpr int E = 16 / int(sizeof(T));  // elements of a 16-byte word
   constexpr int W = D / E;                // words of a key
   constexpr int N = (BK * W + NT - 1) / NT;
@@ -60,10 +60,11 @@ METAL_FUNC void load_query_block(thread vec<T, 2>* qf, const device T* src, bool
   UNROLL for (int f = 0; f < F; f++) qf[f] = vec<T, 2>(x[f], y[f]);
 }
 
-// sx[i * NX + n] += Q K^T over one block of 8 F head dimensions; keys points at this lane's two keys.
+// sx[i * NX + n] += Q K^T over one block of 8 F head dimensions; keys points at this lane's two
+// keys.
 template <typename T, int F, int RF, int NX, int QF, int LD>
-METAL_FUNC void multiply_scores(
-    thread float2* sx, const thread vec<T, 2>* qf, const threadgroup T* keys, int fr) {
+METAL_FUNC void multiply_scores(thread float2* sx, const thread vec<T, 2>* qf,
+                                const threadgroup T* keys, int fr) {
   UNROLL for (int n = 0; n < NX; n++) {
     Pack<T, F> x;
     Pack<T, F> y;
@@ -79,8 +80,8 @@ METAL_FUNC void multiply_scores(
 
 // o += P V for eight keys over one block of 8 F value columns; values points at this lane's key.
 template <typename T, int F, int RF, int OF>
-METAL_FUNC void multiply_values(
-    thread float2* o, const thread vec<T, 2>* p, const threadgroup T* values, int fc) {
+METAL_FUNC void multiply_values(thread float2* o, const thread vec<T, 2>* p,
+                                const threadgroup T* values, int fc) {
   Pack<T, 2 * F> x;
   load_pack(x, values + fc * F);
   UNROLL for (int f = 0; f < F; f++) {
@@ -94,37 +95,36 @@ METAL_FUNC void multiply_values(
 //
 // SHARED: K and V tiles take turns in one buffer, which costs barriers and halves the memory.
 template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED>
-[[kernel, max_total_threads_per_threadgroup(WM* WN * 32)]] void flash(
-    const device T* q [[buffer(0)]],                    // [tokens, Hq, D]
-    const device T* k [[buffer(1)]],                    // [pages, Hkv, page_size, D], or gathered
-    const device T* v [[buffer(2)]],                    // the same; gathered: [Hkv, gathered_rows, D]
-    const device int* block_table [[buffer(3)]],        // [sequences, max_pages]
-    const device AttentionTile* tiles [[buffer(4)]],    // those of all launches
+[[kernel, max_total_threads_per_threadgroup(WM * WN * 32)]] void flash(
+    const device T* q [[buffer(0)]],                  // [tokens, Hq, D]
+    const device T* k [[buffer(1)]],                  // [pages, Hkv, page_size, D], or gathered
+    const device T* v [[buffer(2)]],                  // the same; gathered: [Hkv, gathered_rows, D]
+    const device int* block_table [[buffer(3)]],      // [sequences, max_pages]
+    const device AttentionTile* tiles [[buffer(4)]],  // those of all launches
     constant PagedAttentionParams& params [[buffer(5)]],
     const device float* sinks [[buffer(6), function_constant(has_sinks)]],  // [Hq]
     device T* out [[buffer(7)]],                                            // [tokens, Hq, D]
     device float* lse [[buffer(8), function_constant(writes_lse)]],         // [tokens, Hq]
-    device float* state_o [[buffer(9), function_constant(carries)]],   // [tokens, Hq, D]
-    device float* state_m [[buffer(10), function_constant(carries)]],  // [tokens, Hq]
-    device float* state_l [[buffer(11), function_constant(carries)]],  // [tokens, Hq]
-    uint3 tg [[threadgroup_position_in_grid]],
-    uint tid [[thread_index_in_threadgroup]],
-    uint sg [[simdgroup_index_in_threadgroup]],
-    uint lane [[thread_index_in_simdgroup]]) {
+    device float* state_o [[buffer(9), function_constant(carries)]],        // [state rows, Hkv, D]
+    device float* state_m [[buffer(10), function_constant(carries)]],       // [state rows, Hkv]
+    device float* state_l [[buffer(11), function_constant(carries)]],       // [state rows, Hkv]
+    uint3 tg [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
   constexpr int NT = WM * WN * 32;
   constexpr int LD = D + 16 / int(sizeof(T));  // padded rows: no bank conflicts among eight keys
   constexpr int KN = BK / WN;                  // keys whose scores this simdgroup ends up with,
   constexpr int NK = KN / 8;                   // in fragments
-  constexpr int NX = NK * DS;                  // key fragments it multiplies, over D / DS dimensions
+  constexpr int NX = NK * DS;  // key fragments it multiplies, over D / DS dimensions
   constexpr int QD = D / DS;
-  constexpr int QF = QD / 8;         // Q fragments of a row fragment
-  constexpr int QB = QD / 64;        // whole blocks of the contracted dimension,
-  constexpr int QT = QD % 64 / 8;    // and the fragments of its narrower last one
-  constexpr int DC = D / WN;         // its value columns
+  constexpr int QF = QD / 8;       // Q fragments of a row fragment
+  constexpr int QB = QD / 64;      // whole blocks of the contracted dimension,
+  constexpr int QT = QD % 64 / 8;  // and the fragments of its narrower last one
+  constexpr int DC = D / WN;       // its value columns
   constexpr int OF = DC / 8;
   constexpr int OB = DC / 32;
   constexpr int OT = DC % 32 / 8;
-  constexpr bool kOverlay = SHARED && DS > 1;  // P may lie over the partial scores: barriers part them
+  constexpr bool kOverlay =
+      SHARED && DS > 1;  // P may lie over the partial scores: barriers part them
   constexpr int kKeyWords = (SHARED ? 1 : 2) * BK * LD * int(sizeof(T)) / 16;
   constexpr int kPWords = WN > 1 && !kOverlay ? WM * WN * RF * NK * 32 : 1;
   constexpr int kXWords = DS > 1 ? WM * WN * (DS - 1) * RF * NK * 32 : 1;
@@ -134,15 +134,15 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
 
   threadgroup uint4 kv[kKeyWords];
   threadgroup vec<T, 2> p_own[kPWords];
-  threadgroup float2 xs[kXWords];                // partial scores for the other parts of D
-  threadgroup float row_of[WM * WN * RF * 8];    // row maxima per simdgroup; at the end, row sums
+  threadgroup float2 xs[kXWords];              // partial scores for the other parts of D
+  threadgroup float row_of[WM * WN * RF * 8];  // row maxima per simdgroup; at the end, row sums
   threadgroup vec<T, 2>* ps = kOverlay ? (threadgroup vec<T, 2>*)xs : p_own;
   threadgroup T* kt = (threadgroup T*)kv;
   threadgroup T* vt = SHARED ? kt : kt + BK * LD;
 
-  const int rg = int(sg) / WN;  // row group
-  const int cg = int(sg) % WN;  // place in it
-  const int ds = cg % DS;       // part of D
+  const int rg = int(sg) / WN;    // row group
+  const int cg = int(sg) % WN;    // place in it
+  const int ds = cg % DS;         // part of D
   const int kx = (cg - ds) * KN;  // first key multiplied
   const FragmentLane at = fragment_lane(lane);
   const int fr = at.row;
@@ -161,15 +161,16 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
   const int shift = tile.shift;
   const int begin = tile.key_begin;
   const int end = tile.key_end;
+  const int state_row = tile.state - row0;  // of the sequence's row 0
   const bool first = (tile.flags & kAttentionTileFirst) != 0;
   const bool last = (tile.flags & kAttentionTileLast) != 0;
 
   // Keys that no row of the row group sees; keys that all rows of the tile see.
   const int last_row = min(row0 + 8 * RF * WM, rows) - 1;
-  const int group_end = causal ? min(end, (row0 + (rg + 1) * RF * 8 - 1) / group_size + shift + 1) : end;
+  const int group_end =
+      causal ? min(end, (row0 + (rg + 1) * RF * 8 - 1) / group_size + shift + 1) : end;
   const int all_end = causal ? min(end, row0 / group_size + shift + 1) : end;
-  const int all_begin =
-      has_window ? max(begin, last_row / group_size + shift - window + 1) : begin;
+  const int all_begin = has_window ? max(begin, last_row / group_size + shift - window + 1) : begin;
 
   int row_at[RF];  // row of q and out, token * Hq + head; -1 past the end
   int see_from[RF];
@@ -182,7 +183,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
     const int r = row0 + (rg * RF + i) * 8 + fr;
     const int position = r / group_size;
     const bool valid = r < rows;
-    row_at[i] = valid ? (token + position) * hq + kv_head * group_size + (r - position * group_size) : -1;
+    row_at[i] =
+        valid ? (token + position) * hq + kv_head * group_size + (r - position * group_size) : -1;
     see_from[i] = has_window ? max(begin, position + shift - window + 1) : begin;
     see_to[i] = causal ? min(end - 1, position + shift) : end - 1;
     const device T* src = q + size_t(valid ? row_at[i] : 0) * D + ds * QD;
@@ -194,9 +196,10 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
     l[i] = 0;  // partial: this lane's columns of this simdgroup's keys
     UNROLL for (int c = 0; c < OF; c++) o[i * OF + c] = float2(0);
     if (carries && !first && valid) {
-      m[i] = state_m[row_at[i]];
-      if (cg == 0 && fc == 0) l[i] = state_l[row_at[i]];
-      const device float* from = state_o + size_t(row_at[i]) * D + cg * DC;
+      const int from_row = (state_row + r) * hkv + kv_head;
+      m[i] = state_m[from_row];
+      if (cg == 0 && fc == 0) l[i] = state_l[from_row];
+      const device float* from = state_o + size_t(from_row) * D + cg * DC;
       UNROLL for (int c = 0; c < OB * 4; c++) {
         o[i * OF + c] = *(const device float2*)(from + c / 4 * 32 + fc * 4 + c % 4 * 2);
       }
@@ -206,16 +209,16 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
     }
   }
 
-  PageCursor pages = page_cursor(
-      block_table, tile.table, params.table_length, params.num_pages, hkv, kv_head, int(lane));
+  PageCursor pages = page_cursor(block_table, tile.table, params.table_length, params.num_pages,
+                                 hkv, kv_head, int(lane));
   const uint gathered = uint(kv_head * params.gathered_rows + tile.gathered);
   const bool paged = !k_gathered || !v_gathered;
-  uint page_row[2] = {0, 0};   // pool rows of the tile's 16-key blocks
+  uint page_row[2] = {0, 0};  // pool rows of the tile's 16-key blocks
   uint k_row[2];
   uint v_row[2];
 
-  // Tiles begin at multiples of BK whatever the chunk or segment, so that a row's bits do not depend on
-  // how queries were chunked, nor O's on segments cut at such multiples.
+  // Tiles begin at multiples of BK whatever the chunk or segment, so that a row's bits do not
+  // depend on how queries were chunked, nor O's on segments cut at such multiples.
   const int start = begin / BK * BK;
   if (!SHARED) {
     if (start < end) {
@@ -223,7 +226,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
         if (paged) page_row[b] = pages.row(start + b * 16);
         k_row[b] = k_gathered ? gathered + uint(start + b * 16) : page_row[b];
       }
-      stage_keys<T, D, LD, BK, NT>(kt, k, k_row[0], k_row[BK / 16 - 1], start, begin, end, int(tid));
+      stage_keys<T, D, LD, BK, NT>(kt, k, k_row[0], k_row[BK / 16 - 1], start, begin, end,
+                                   int(tid));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the first K is here
   }
@@ -246,7 +250,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
       UNROLL for (int b = 0; b < QB; b++) {
         multiply_scores<T, 8, RF, NX, QF, LD>(sx, qf + b * 8, src + b * 64, fr);
       }
-      if (QT > 0) multiply_scores<T, QT ? QT : 2, RF, NX, QF, LD>(sx, qf + QB * 8, src + QB * 64, fr);
+      if (QT > 0)
+        multiply_scores<T, QT ? QT : 2, RF, NX, QF, LD>(sx, qf + QB * 8, src + QB * 64, fr);
     }
     float2 s[RF * NK];
     if (DS > 1) {  // hand the others their fragments, add theirs to ours
@@ -295,7 +300,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
       top[i] = max(top[i], simd_shuffle_xor(top[i], ushort(8)));
       if (WN > 1 && fc == 0) row_of[(int(sg) * RF + i) * 8 + fr] = top[i];
     }
-    threadgroup_barrier(mem_flags::mem_threadgroup);  // maxima are here; K, the last V and P are done with
+    threadgroup_barrier(
+        mem_flags::mem_threadgroup);  // maxima are here; K, the last V and P are done with
 
     UNROLL for (int b = 0; b < BK / 16; b++) {
       v_row[b] = v_gathered ? gathered + uint(k0 + b * 16) : page_row[b];
@@ -306,7 +312,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
         if (paged) page_row[b] = pages.row(k0 + BK + b * 16);
         k_row[b] = k_gathered ? gathered + uint(k0 + BK + b * 16) : page_row[b];
       }
-      stage_keys<T, D, LD, BK, NT>(kt, k, k_row[0], k_row[BK / 16 - 1], k0 + BK, begin, end, int(tid));
+      stage_keys<T, D, LD, BK, NT>(kt, k, k_row[0], k_row[BK / 16 - 1], k0 + BK, begin, end,
+                                   int(tid));
     }
 
     // P = exp2(S - m), with the maximum of the whole tile: all lanes and simdgroups of a row agree.
@@ -354,8 +361,9 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
     if (SHARED) threadgroup_barrier(mem_flags::mem_threadgroup);  // V is done with
   }
 
-  // Row sums: the four lanes of a row, then the simdgroups of the row group. The barrier also stands
-  // between the reads of state_m and state_l by a whole row group and their new values from one lane.
+  // Row sums: the four lanes of a row, then the simdgroups of the row group. The barrier also
+  // stands between the reads of state_m and state_l by a whole row group and their new values from
+  // one lane.
   UNROLL for (int i = 0; i < RF; i++) {
     l[i] += simd_shuffle_xor(l[i], ushort(1));
     l[i] += simd_shuffle_xor(l[i], ushort(8));
@@ -373,8 +381,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
 
   UNROLL for (int i = 0; i < RF; i++) {
     if (row_at[i] >= 0) {
-      const size_t to = size_t(row_at[i]) * D + cg * DC;
       if (last) {
+        const size_t to = size_t(row_at[i]) * D + cg * DC;
         const float sink = has_sinks ? sinks[row_at[i] % hq] : 0.0f;
         const FinishedRow row = finish_row(m[i], l[i], sink);
         UNROLL for (int c = 0; c < OB; c++) {
@@ -389,7 +397,9 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
               vec<T, 2>(o[i * OF + OB * 4 + c] * row.factor);
         }
         if (writes_lse && cg == 0 && fc == 0) lse[row_at[i]] = row.lse;
-      } else {
+      } else if (carries) {
+        const int to_row = (state_row + row0 + (rg * RF + i) * 8 + fr) * hkv + kv_head;
+        const size_t to = size_t(to_row) * D + cg * DC;
         UNROLL for (int c = 0; c < OB * 4; c++) {
           *(device float2*)(state_o + to + c / 4 * 32 + fc * 4 + c % 4 * 2) = o[i * OF + c];
         }
@@ -397,14 +407,13 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
           *(device float2*)(state_o + to + OB * 32 + fc * OT + c * 2) = o[i * OF + OB * 4 + c];
         }
         if (cg == 0 && fc == 0) {
-          state_m[row_at[i]] = m[i];
-          state_l[row_at[i]] = l[i];
+          state_m[to_row] = m[i];
+          state_l[to_row] = l[i];
         }
       }
     }
   }
 }
 
-#define FLASH(NAME, ...)                                           \
-  template [[host_name(NAME)]] [[kernel]] decltype(flash<__VA_ARGS__>) \
-      flash<__VA_ARGS__>;
+#define FLASH(NAME, ...) \
+  template [[host_name(NAME)]] [[kernel]] decltype(flash<__VA_ARGS__>) flash<__VA_ARGS__>;

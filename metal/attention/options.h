@@ -47,8 +47,8 @@ METAL_FUNC float2 score(float2 s, float scale, float softcap) {
   return s;
 }
 
-// Finds the pool rows of 16-key blocks. Page numbers are read 32 at a time, one a lane, and handed out
-// by shuffle; a page is a multiple of 16 keys, so a block never straddles two.
+// Finds the pool rows of 16-key blocks. Page numbers are read 32 at a time, one a lane, and handed
+// out by shuffle; a page is a multiple of 16 keys, so a block never straddles two.
 struct PageCursor {
   const device int* table;
   int first;       // the sequence's first entry
@@ -60,8 +60,8 @@ struct PageCursor {
   int window_begin;  // pages [window_begin, window_begin + 32) of the sequence are at hand
   int window;
 
-  // Pool row of key `key`, a multiple of 16: the row of key i in the block is i further. Rows, unlike
-  // bytes, fit 32 bits in every pool.
+  // Pool row of key `key`, a multiple of 16: the row of key i in the block is i further. Rows,
+  // unlike bytes, fit 32 bits in every pool.
   METAL_FUNC uint row(int key) thread {
     const int page = key / page_size;
     if (page < window_begin || page >= window_begin + 32) {
@@ -73,9 +73,8 @@ struct PageCursor {
   }
 };
 
-METAL_FUNC PageCursor page_cursor(
-    const device int* block_table, int first, int table_length, int num_pages, int num_kv_heads,
-    int kv_head, int lane) {
+METAL_FUNC PageCursor page_cursor(const device int* block_table, int first, int table_length,
+                                  int num_pages, int num_kv_heads, int kv_head, int lane) {
   PageCursor c;
   c.table = block_table;
   c.first = first;
