@@ -10,7 +10,7 @@ from chunkdelta.env import check_mlx_version
 
 check_mlx_version()
 
-from chunkdelta.ops import causal_conv1d, rope  # noqa: E402
+from chunkdelta.ops import causal_conv1d, rope
 
 __version__ = "0.1.0"
 
