@@ -235,11 +235,17 @@ template <typename T, int D, int NV>
       }
       const float gamma_end = F[3 * kChunk];
       UNROLL for (int d = 0; d < DT; d++) {
-        UNROLL for (int n = 0; n < NV; n++) fragment_scale(S[d][n], gamma_end);
+        simdgroup_float8x8 sum[NV];  // from 0: S is then rounded once per chunk, not once per row
+        UNROLL for (int n = 0; n < NV; n++) fragment_zero(sum[n]);
         UNROLL for (int i = 0; i < 2; i++) {
           fragment_load_transposed(a, KT + i * 8 * LD + d * 8, LD);
-          UNROLL for (int n = 0; n < NV; n++)
-              simdgroup_multiply_accumulate(S[d][n], a, w[i][n], S[d][n]);
+          UNROLL for (int n = 0; n < NV; n++) {
+            simdgroup_multiply_accumulate(sum[n], a, w[i][n], sum[n]);
+          }
+        }
+        UNROLL for (int n = 0; n < NV; n++) {
+          ELEMENT(S[d][n], 0) = fma(gamma_end, ELEMENT(S[d][n], 0), ELEMENT(sum[n], 0));
+          ELEMENT(S[d][n], 1) = fma(gamma_end, ELEMENT(S[d][n], 1), ELEMENT(sum[n], 1));
         }
       }
     }
