@@ -1,4 +1,5 @@
-// Sums carried in two floats, hi + lo.  They rely on the order of additions: safe math only.
+// Sums carried in two floats, hi + lo.  They rely on the order of additions, which
+// MLX's default (MathModeSafe) keeps; the pragmas keep it under other options too.
 #pragma once
 
 #include <metal_stdlib>
@@ -7,6 +8,7 @@ using namespace metal;
 
 // a + b, renormalised: |lo| is at most half an ulp of hi.
 METAL_FUNC float2 two_float_add(float2 a, float2 b) {
+#pragma METAL fp math_mode(safe)
   const float s = a.x + b.x;
   const float t = s - a.x;
   const float e = ((a.x - (s - t)) + (b.x - t)) + (a.y + b.y);
@@ -16,5 +18,6 @@ METAL_FUNC float2 two_float_add(float2 a, float2 b) {
 
 // a - b as one float: the large parts cancel before the small ones are added.
 METAL_FUNC float two_float_difference(float2 a, float2 b) {
+#pragma METAL fp math_mode(safe)
   return (a.x - b.x) + (a.y - b.y);
 }

@@ -135,7 +135,7 @@ template <typename T, int D>
     if (qk_l2norm) {
       square += simd_shuffle_xor(square, ushort(1));
       square += simd_shuffle_xor(square, ushort(2));
-      if (tid % 4 == 0) norms[tid / 4] = metal::precise::rsqrt(square + params.l2norm_eps);
+      if (tid % 4 == 0) norms[tid / 4] = precise::rsqrt(square + params.l2norm_eps);
     }
   }
 
@@ -172,11 +172,11 @@ template <typename T, int D>
         gates[sg * kChunk + lane] = float4(G.x, G.y, b, 0.0f);
         const float rk = qk_l2norm ? norms[lane] : 1.0f;
         const float rq = qk_l2norm ? norms[kChunk + lane] : 1.0f;
-        const float gamma = exp(G.x + G.y);
+        const float gamma = precise::exp(G.x + G.y);
         device float* f = factors + slot * kFactors + lane;
         f[0] = gamma * rk;
         f[kChunk] = scale * gamma * rq;
-        f[2 * kChunk] = exp(two_float_difference(last, G)) * rk;
+        f[2 * kChunk] = precise::exp(two_float_difference(last, G)) * rk;
         if (lane == kChunk - 1) f[2 * kChunk + 1] = gamma;
       }
     }
@@ -198,10 +198,12 @@ template <typename T, int D>
         const float2 g1 = G[j * 8 + at.col + 1].xy;
         const int d = (i - j) * 8 + at.row - at.col;  // row minus column of the first element
         float2 x;
-        x.x =
-            d >= least ? factor * exp(two_float_difference(gi.xy, g0)) * ELEMENT(gram[j], 0) : 0.0f;
-        x.y = d - 1 >= least ? factor * exp(two_float_difference(gi.xy, g1)) * ELEMENT(gram[j], 1)
-                             : 0.0f;
+        x.x = d >= least
+                  ? factor * precise::exp(two_float_difference(gi.xy, g0)) * ELEMENT(gram[j], 0)
+                  : 0.0f;
+        x.y = d - 1 >= least
+                  ? factor * precise::exp(two_float_difference(gi.xy, g1)) * ELEMENT(gram[j], 1)
+                  : 0.0f;
         if (is_scores) store_pair(P + (i + j) * 64, x);
         else *(threadgroup float2*)(L + i * 8 * LS + j * 8) = x;
       }

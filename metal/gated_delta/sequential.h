@@ -100,7 +100,7 @@ template <typename T, int D>
     } else {
       const device T* kd = k + row * k_stride + k_head * head_k_dim;
       const device T* qd = q + row * q_stride + k_head * head_k_dim;
-      const float gamma = exp(max(g[row * num_v_heads + v_head], kLeastLogGate));
+      const float gamma = precise::exp(max(g[row * num_v_heads + v_head], kLeastLogGate));
       const float b = beta[row * num_v_heads + v_head];
       const float value = float(v[row * v_stride + v_head * head_v_dim + dv]);
       float4 kx[N];
@@ -114,7 +114,7 @@ template <typename T, int D>
         if (qk_l2norm) kk = fma(kx[i], kx[i], kk);
       }
       float rk = 1.0f;
-      if (qk_l2norm) rk = metal::precise::rsqrt(row_sum(kk.x + kk.y + kk.z + kk.w) + eps);
+      if (qk_l2norm) rk = precise::rsqrt(row_sum(kk.x + kk.y + kk.z + kk.w) + eps);
       const float delta = b * (value - rk * row_sum(kS.x + kS.y + kS.z + kS.w)) * rk;
       float4 qS = 0.0f;
       float4 qq = 0.0f;
@@ -126,7 +126,7 @@ template <typename T, int D>
         if (qk_l2norm) qq = fma(qx, qx, qq);
       }
       float y = scale * row_sum(qS.x + qS.y + qS.z + qS.w);
-      if (qk_l2norm) y *= metal::precise::rsqrt(row_sum(qq.x + qq.y + qq.z + qq.w) + eps);
+      if (qk_l2norm) y *= precise::rsqrt(row_sum(qq.x + qq.y + qq.z + qq.w) + eps);
       if (present && first == 0) *to = T(y);
     }
     until -= 1;
