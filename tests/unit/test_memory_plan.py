@@ -1,0 +1,202 @@
+"""The memory plan: its terms for known models, what fits, and that MLX is held to it."""
+
+import mlx.core as mx
+import pytest
+from chunkdelta.models.shapes import named_shape
+from chunkdelta.prefill.memory import (
+    ChunkPlan,
+    enforce_limit,
+    format_bytes,
+    one_call_bytes,
+    plan_memory,
+)
+from chunkdelta.prefill.shapes import (
+    AttentionShape,
+    GatedDeltaShape,
+    LayerShape,
+    MlpShape,
+    ModelShape,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+
+# KV at 131,072 tokens in 16 bits, float32 states with convolution tails; worked out by hand from
+# the models' configurations.
+KNOWN = [
+    pytest.param(
+        "qwen3.5-9b", 8 * 131072 * 2 * 4 * 256 * 2, 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    ),
+    pytest.param(
+        "qwen3.5-27b", 16 * 131072 * 2 * 4 * 256 * 2, 48 * (48 * 128 * 128 * 4 + 3 * 10240 * 2)
+    ),
+    pytest.param(
+        "qwen3.5-35b-a3b", 10 * 131072 * 2 * 2 * 256 * 2, 30 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    ),
+    pytest.param(
+        "qwen3-next-80b", 12 * 131072 * 2 * 2 * 256 * 2, 36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    ),
+]
+
+TINY = ModelShape(
+    hidden=64,
+    vocab=1000,
+    layers=(
+        LayerShape(GatedDeltaShape(1, 2, 32, 32), MlpShape(128)),
+        LayerShape(AttentionShape(2, 1, 64), MlpShape(128)),
+    ),
+    weight_bytes=10_000,
+    name="tiny",
+)
+
+
+@pytest.mark.parametrize(("name", "kv", "states"), KNOWN)
+def test_known_models(name, kv, states):
+    plan = plan_memory(named_shape(name), 131072)
+    assert plan.kv_bytes == kv
+    assert plan.state_bytes == states
+    assert plan.chunk.logits_bytes == plan.model.vocab * 2
+    assert plan.total_bytes == sum(plan.rows.values())
+
+
+@pytest.mark.parametrize(
+    ("kv_format", "bytes_per_value"),
+    [("f32", 4), ("bf16", 2), ("f16", 2), ("q8_0", 34 / 32), ("q8_0/bf16", (34 / 32 + 2) / 2)],
+)
+def test_formats(kv_format, bytes_per_value):
+    plan = plan_memory(named_shape("9b"), 64, kv_format=kv_format)
+    assert plan.kv_bytes == 8 * 64 * 2 * 4 * 256 * bytes_per_value
+
+
+def test_format_defaults_to_that_of_the_activations():
+    assert plan_memory(TINY, 64).kv_format == "bf16"
+    wide = ModelShape(**{**vars(TINY), "dtype_bytes": 4})
+    assert plan_memory(wide, 64).kv_format == "f32"
+
+
+def test_one_call_is_scores_or_logits_on_top():
+    shape = named_shape("9b")
+    tokens = 40000
+    scores = 16 * tokens * tokens * 2
+    assert scores == 51_200_000_000
+    kv = tokens * 8 * 2 * 4 * 256 * 2
+    rest = one_call_bytes(shape, tokens) - shape.weight_bytes - kv - scores
+    assert 0 < rest < 5e9  # states and the widest layer over all tokens
+    # At few tokens the logits of a large vocabulary outweigh the scores.
+    assert one_call_bytes(TINY, 4) >= TINY.weight_bytes + 4 * 1000 * 2
+
+
+@given(
+    tokens=st.integers(1, 300_000),
+    max_tokens=st.integers(0, 5000),
+    chunk_size=st.sampled_from([1, 7, 64, 512, 513]),
+    page_size=st.sampled_from([16, 64, 528]),
+    batch=st.integers(1, 3),
+)
+def test_only_pages_grow_with_the_context(tokens, max_tokens, chunk_size, page_size, batch):
+    def plan(n):
+        return plan_memory(
+            TINY, n, max_tokens=max_tokens, chunk_size=chunk_size, page_size=page_size, batch=batch
+        )
+
+    one, more = plan(tokens + chunk_size), plan(tokens + chunk_size + 50_000)
+    assert one.fixed_bytes == more.fixed_bytes
+    token_bytes = 2 * 1 * 64 * 2  # K and V of one KV head of 64 in 16 bits
+    held = one.kv_bytes / (batch * token_bytes)
+    assert 0 <= held - (tokens + chunk_size + max_tokens) < page_size
+
+
+@given(tokens=st.integers(1, 100_000), spare=st.integers(0, 5_000_000))
+def test_largest_context_is_the_largest(tokens, spare):
+    plan = plan_memory(TINY, tokens)
+    memory = plan.fixed_bytes + spare
+    largest = plan.largest_context(memory)
+    if largest:
+        assert plan_memory(TINY, largest).kv_bytes <= spare
+    assert plan_memory(TINY, largest + 1).kv_bytes > spare
+    assert plan.largest_context(plan.fixed_bytes - 1) == 0
+
+
+def test_refuses_what_does_not_fit_with_the_largest_that_does():
+    plan = plan_memory(named_shape("9b"), 131072, max_tokens=100)
+    plan.require(10_000_000_000)
+    largest = plan.largest_context(8_000_000_000)
+    with pytest.raises(MemoryError, match=f"131,172 tokens needs 9.4.*{largest:,} tokens$"):
+        plan.require(8_000_000_000)
+    with pytest.raises(
+        MemoryError, match=r"no context fits: weights, states and one chunk need 5\."
+    ):
+        plan.require(4_000_000_000)
+
+
+def test_a_model_without_attention_has_no_largest_context():
+    recurrent = ModelShape(**{**vars(TINY), "layers": TINY.layers[:1]})
+    assert plan_memory(recurrent, 100).largest_context(10**9) is None
+
+
+def test_a_chunk_longer_than_the_prompt_is_planned_as_the_prompt():
+    assert plan_memory(TINY, 5).chunk == plan_memory(TINY, 5, chunk_size=5).chunk
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param({"tokens": 0}, "tokens >= 1; got 0", id="no-tokens"),
+        pytest.param({"tokens": 1, "chunk_size": 0}, "chunk_size >= 1; got 0", id="no-chunk"),
+        pytest.param({"tokens": 1, "batch": 0}, "batch >= 1; got 0", id="no-batch"),
+        pytest.param({"tokens": 1, "max_tokens": -1}, "max_tokens >= 0; got -1", id="negative"),
+        pytest.param({"tokens": 1, "page_size": 40}, "multiple of 16; got 40", id="page-size"),
+        pytest.param({"tokens": 1, "kv_format": "q3"}, "bf16.*; got 'q3'", id="format"),
+        pytest.param({"tokens": 1, "kv_format": "bf16/"}, "got 'bf16/'", id="half-a-format"),
+    ],
+)
+def test_refuses(arguments, message):
+    with pytest.raises(ValueError, match=r"^\[plan_memory\] expected .*" + message):
+        plan_memory(TINY, **arguments)
+
+
+def test_the_evaluator_is_held_to_the_plan():
+    """A chain of products whose outputs take 4 MB each: left alone, the evaluator runs ahead."""
+    x, w = mx.zeros((1 << 18, 4)), mx.eye(4)
+    mx.eval(x, w)
+    outputs = 10
+    chunk = ChunkPlan({"outputs": outputs * x.nbytes}, 0, 0, largest_op_bytes=x.nbytes)
+
+    def peak_of_a_chain():
+        mx.synchronize()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        y = x
+        for _ in range(60):
+            y = y @ w
+        mx.eval(y)
+        return mx.get_peak_memory()
+
+    before = mx.set_memory_limit(1 << 40)
+    mx.set_memory_limit(before)
+    with enforce_limit(chunk) as planned:
+        assert peak_of_a_chain() <= planned
+    after = mx.set_memory_limit(1 << 40)
+    mx.set_memory_limit(after)
+    assert after == before
+    assert peak_of_a_chain() > planned + 2 * outputs * x.nbytes
+
+
+def test_limits_are_restored_after_an_error():
+    chunk = ChunkPlan({"a": 1 << 20}, 0, 0, 1 << 20)
+    memory, cache = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 30)
+    try:
+        with pytest.raises(RuntimeError, match="inside"), enforce_limit(chunk):
+            raise RuntimeError("inside")
+        assert mx.set_memory_limit(memory) == 1 << 40
+        assert mx.set_cache_limit(cache) == 1 << 30
+    finally:
+        mx.set_memory_limit(memory)
+        mx.set_cache_limit(cache)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(412, "412 B"), (18_300_000, "18.3 MB"), (1_716_000_000, "1.72 GB"), (2_500, "2.5 kB")],
+)
+def test_bytes_are_written_in_decimal_units(size, text):
+    assert format_bytes(size) == text
