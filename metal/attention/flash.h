@@ -26,8 +26,15 @@
 // Copies keys [k0, k0 + BK) of one KV head to a tile. Keys outside [begin, end) are not read and
 // become 0, so that nothing an unused slot holds can reach a product.
 template <typename T, int D, int LD, int BK, int NT>
-METAL_FUNC void stage_keys(threadgroup T* tile, const device T* pool, uint row0, uint row1, int k0,
-                           int begin, int end, int tid) {
+METAL_FUNC void stage_keys(
+    threadgroup T* tile,
+    const device T* pool,
+    uint row0,
+    uint row1,
+    int k0,
+    int begin,
+    int end,
+    int tid) {
   constexpr int E = 16 / int(sizeof(T));  // elements of a 16-byte word
   constexpr int W = D / E;                // words of a key
   constexpr int N = (BK * W + NT - 1) / NT;
@@ -63,8 +70,8 @@ METAL_FUNC void load_query_block(thread vec<T, 2>* qf, const device T* src, bool
 // sx[i * NX + n] += Q K^T over one block of 8 F head dimensions; keys points at this lane's two
 // keys.
 template <typename T, int F, int RF, int NX, int QF, int LD>
-METAL_FUNC void multiply_scores(thread float2* sx, const thread vec<T, 2>* qf,
-                                const threadgroup T* keys, int fr) {
+METAL_FUNC void multiply_scores(
+    thread float2* sx, const thread vec<T, 2>* qf, const threadgroup T* keys, int fr) {
   UNROLL for (int n = 0; n < NX; n++) {
     Pack<T, F> x;
     Pack<T, F> y;
@@ -80,8 +87,8 @@ METAL_FUNC void multiply_scores(thread float2* sx, const thread vec<T, 2>* qf,
 
 // o += P V for eight keys over one block of 8 F value columns; values points at this lane's key.
 template <typename T, int F, int RF, int OF>
-METAL_FUNC void multiply_values(thread float2* o, const thread vec<T, 2>* p,
-                                const threadgroup T* values, int fc) {
+METAL_FUNC void multiply_values(
+    thread float2* o, const thread vec<T, 2>* p, const threadgroup T* values, int fc) {
   Pack<T, 2 * F> x;
   load_pack(x, values + fc * F);
   UNROLL for (int f = 0; f < F; f++) {
@@ -108,8 +115,10 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
     device float* state_o [[buffer(9), function_constant(carries)]],        // [state rows, Hkv, D]
     device float* state_m [[buffer(10), function_constant(carries)]],       // [state rows, Hkv]
     device float* state_l [[buffer(11), function_constant(carries)]],       // [state rows, Hkv]
-    uint3 tg [[threadgroup_position_in_grid]], uint tid [[thread_index_in_threadgroup]],
-    uint sg [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+    uint3 tg [[threadgroup_position_in_grid]],
+    uint tid [[thread_index_in_threadgroup]],
+    uint sg [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
   constexpr int NT = WM * WN * 32;
   constexpr int LD = D + 16 / int(sizeof(T));  // padded rows: no bank conflicts among eight keys
   constexpr int KN = BK / WN;                  // keys whose scores this simdgroup ends up with,
@@ -209,8 +218,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
     }
   }
 
-  PageCursor pages = page_cursor(block_table, tile.table, params.table_length, params.num_pages,
-                                 hkv, kv_head, int(lane));
+  PageCursor pages = page_cursor(
+      block_table, tile.table, params.table_length, params.num_pages, hkv, kv_head, int(lane));
   const uint gathered = uint(kv_head * params.gathered_rows + tile.gathered);
   const bool paged = !k_gathered || !v_gathered;
   uint page_row[2] = {0, 0};  // pool rows of the tile's 16-key blocks
@@ -226,8 +235,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
         if (paged) page_row[b] = pages.row(start + b * 16);
         k_row[b] = k_gathered ? gathered + uint(start + b * 16) : page_row[b];
       }
-      stage_keys<T, D, LD, BK, NT>(kt, k, k_row[0], k_row[BK / 16 - 1], start, begin, end,
-                                   int(tid));
+      stage_keys<T, D, LD, BK, NT>(
+          kt, k, k_row[0], k_row[BK / 16 - 1], start, begin, end, int(tid));
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the first K is here
   }
@@ -312,8 +321,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
         if (paged) page_row[b] = pages.row(k0 + BK + b * 16);
         k_row[b] = k_gathered ? gathered + uint(k0 + BK + b * 16) : page_row[b];
       }
-      stage_keys<T, D, LD, BK, NT>(kt, k, k_row[0], k_row[BK / 16 - 1], k0 + BK, begin, end,
-                                   int(tid));
+      stage_keys<T, D, LD, BK, NT>(
+          kt, k, k_row[0], k_row[BK / 16 - 1], k0 + BK, begin, end, int(tid));
     }
 
     // P = exp2(S - m), with the maximum of the whole tile: all lanes and simdgroups of a row agree.
@@ -384,7 +393,7 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
       if (last) {
         const size_t to = size_t(row_at[i]) * D + cg * DC;
         const float sink = has_sinks ? sinks[row_at[i] % hq] : 0.0f;
-        const FinishedRow row = finish_row(m[i], l[i], sink);
+        const FinishedRow row = finish_row(m[i], l[i], sink, has_sinks);
         UNROLL for (int c = 0; c < OB; c++) {
           const thread float2* x = o + i * OF + c * 4;
           *(device vec<T, 4>*)(out + to + c * 32 + fc * 4) =

@@ -73,8 +73,14 @@ struct PageCursor {
   }
 };
 
-METAL_FUNC PageCursor page_cursor(const device int* block_table, int first, int table_length,
-                                  int num_pages, int num_kv_heads, int kv_head, int lane) {
+METAL_FUNC PageCursor page_cursor(
+    const device int* block_table,
+    int first,
+    int table_length,
+    int num_pages,
+    int num_kv_heads,
+    int kv_head,
+    int lane) {
   PageCursor c;
   c.table = block_table;
   c.first = first;
@@ -94,8 +100,9 @@ struct FinishedRow {
   float lse;
 };
 
-// m in log2 units; sink is the head's raw logit. Without a visible key: output 0, LSE -inf.
-METAL_FUNC FinishedRow finish_row(float m, float l, float sink) {
+// m in log2 units; sink is the head's raw logit, with_sink whether to count it. Without a visible
+// key: output 0, LSE -inf.
+METAL_FUNC FinishedRow finish_row(float m, float l, float sink, bool with_sink) {
   FinishedRow r;
   r.factor = 0.0f;
   r.lse = -INFINITY;
@@ -103,7 +110,7 @@ METAL_FUNC FinishedRow finish_row(float m, float l, float sink) {
     float top = m;
     float sum = l;
     float rescale = 1.0f;
-    if (has_sinks) {
+    if (with_sink) {
       const float s = sink * kLog2E;
       top = max(m, s);
       rescale = exp2(m - top);

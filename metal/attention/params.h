@@ -6,16 +6,17 @@
 #endif
 
 // Function constants.
-#define ATTENTION_GROUP_SIZE 300   // int: q heads per KV head
-#define ATTENTION_PAGE_SIZE 301    // int: keys per page, a multiple of 16
-#define ATTENTION_CAUSAL 302       // bool: bottom-right aligned
-#define ATTENTION_HAS_WINDOW 303   // bool
-#define ATTENTION_HAS_SOFTCAP 304  // bool
-#define ATTENTION_HAS_SINKS 305    // bool: one more logit per q head, without a value
-#define ATTENTION_CARRIES 306      // bool: (m, l, O) come from or go to the state buffers
-#define ATTENTION_K_GATHERED 307   // bool: K from contiguous scratch instead of pages
-#define ATTENTION_V_GATHERED 308   // bool
-#define ATTENTION_WRITES_LSE 309   // bool
+#define ATTENTION_GROUP_SIZE 300    // int: q heads per KV head
+#define ATTENTION_PAGE_SIZE 301     // int: keys per page, a multiple of 16
+#define ATTENTION_CAUSAL 302        // bool: bottom-right aligned
+#define ATTENTION_HAS_WINDOW 303    // bool
+#define ATTENTION_HAS_SOFTCAP 304   // bool
+#define ATTENTION_HAS_SINKS 305     // bool: one more logit per q head, without a value
+#define ATTENTION_CARRIES 306       // bool: (m, l, O) come from or go to the state buffers
+#define ATTENTION_K_GATHERED 307    // bool: K from contiguous scratch instead of pages
+#define ATTENTION_V_GATHERED 308    // bool
+#define ATTENTION_WRITES_LSE 309    // bool
+#define ATTENTION_MERGE_MAPPED 310  // bool: tokens and partials of merge_states by table
 
 namespace chunkdelta {
 
@@ -61,6 +62,7 @@ struct GatherSpan {
 };
 
 struct GatherPagesParams {
+  int32_t head_dim;
   int32_t num_kv_heads;
   int32_t first_page;  // of the slab, which holds pages [first_page, first_page + slab_pages)
   int32_t slab_pages;
@@ -80,6 +82,9 @@ struct MergeRow {
 };
 
 struct MergeStatesParams {
+  int32_t head_dim;
+  int32_t count;  // partials per token, and how far apart, unless mapped
+  int32_t stride;
   int32_t heads;
   int32_t rows;  // tokens * heads
 };

@@ -186,7 +186,8 @@ int64_t Planner::segment_keys(double milliseconds_per_key, int64_t keys) const {
   }
   const auto longest =
       std::max(kSegmentAlign, int64_t(std::min(most, 1e9)) / kSegmentAlign * kSegmentAlign);
-  return round_up(ceil_div(keys, std::max<int64_t>(1, ceil_div(keys, longest))), kSegmentAlign);
+  const int64_t segments = std::max<int64_t>(1, ceil_div(keys, longest));
+  return std::max(kSegmentAlign, round_up(ceil_div(keys, segments), kSegmentAlign));
 }
 
 // Puts a piece into the last round, or into a new one where it does not fit. A piece never shares a
@@ -374,6 +375,7 @@ void Planner::emit_gather(const Round& round) {
     int32_t first_page = 0;
     for (size_t slab = 0; slab < call_.slab_pages.size(); ++slab) {
       GatherPagesParams p{};
+      p.head_dim = call_.head_dim;
       p.num_kv_heads = call_.num_kv_heads;
       p.first_page = first_page;
       p.slab_pages = call_.slab_pages[slab];
@@ -386,8 +388,7 @@ void Planner::emit_gather(const Round& round) {
           std::string(role) + "_pages" + (slab ? "." + std::to_string(slab) : std::string());
       Launch launch;
       launch.source = "attention/gather_pages";
-      launch.kernel = "gather_pages_" + format_name(format) + "_to_" + dtype_name(call_.dtype) +
-                      "_d" + std::to_string(call_.head_dim);
+      launch.kernel = "gather_pages_" + format_name(format) + "_to_" + dtype_name(call_.dtype);
       launch.buffers = {{0, pool, Access::Read},
                         {1, "block_table", Access::Read},
                         {2, "spans", Access::Read},
@@ -407,7 +408,7 @@ void Planner::emit_gather(const Round& round) {
 void Planner::emit_attention(const Round& round, bool decode) {
   if (gathered() && !round.spans.empty()) emit_gather(round);
   Launch launch;
-  launch.source = decode ? "attention/decode" : shape_.source();
+  launch.source = decode ? "attention/decode_d" + std::to_string(call_.head_dim) : shape_.source();
   launch.kernel = decode ? "decode_" + std::string(dtype_name(call_.dtype)) + "_d" +
                                std::to_string(call_.head_dim)
                          : shape_.kernel();
@@ -437,13 +438,15 @@ void Planner::emit_attention(const Round& round, bool decode) {
 
 void Planner::emit_merge() {
   MergeStatesParams p{};
+  p.head_dim = call_.head_dim;
   p.heads = call_.num_q_heads;
   p.rows = int32_t(merge_rows_.size()) * call_.num_q_heads;
   Launch launch;
   launch.source = "attention/merge_states";
-  launch.kernel = "merge_states_float32_to_" + std::string(dtype_name(call_.dtype)) + "_d" +
-                  std::to_string(call_.head_dim);
-  launch.constants = {{ATTENTION_HAS_SINKS, call_.sinks}, {ATTENTION_WRITES_LSE, call_.return_lse}};
+  launch.kernel = "merge_states_float32_to_" + std::string(dtype_name(call_.dtype));
+  launch.constants = {{ATTENTION_HAS_SINKS, call_.sinks},
+                      {ATTENTION_WRITES_LSE, call_.return_lse},
+                      {ATTENTION_MERGE_MAPPED, true}};
   launch.buffers = {{0, "partial_o", Access::Read},
                     {1, "partial_lse", Access::Read},
                     {2, "merge_rows", Access::Read},
