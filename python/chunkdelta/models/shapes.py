@@ -260,25 +260,3 @@ def _tensor_bytes(file: Path) -> int:
         raise ValueError(
             f"[shape_from_directory] expected a safetensors file; got {file}: {error}"
         ) from error
-
-
-def shape_of(model: Any, *, name: str = "model") -> ModelShape:
-    """Shape of a loaded mlx-lm model of a supported architecture, with the bytes of its weights.
-
-    Raises:
-        ValueError: If the architecture is not supported.
-    """
-    from mlx.utils import tree_flatten
-
-    args = vars(model.args)
-    config = dict(args.get("text_config") or args)
-    config["model_type"] = getattr(model, "model_type", args.get("model_type"))
-    weights = tree_flatten(model.parameters())
-    # Norms stay unquantised, in the type that activations have.
-    norm = next(value for key, value in weights if key.endswith("norm.weight"))
-    return shape_from_config(
-        config,
-        weight_bytes=sum(value.nbytes for _, value in weights),
-        dtype_bytes=norm.dtype.size,
-        name=name,
-    )

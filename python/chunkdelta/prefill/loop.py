@@ -96,7 +96,8 @@ def prefill(
 
     Raises:
         ValueError: On a model without body or head, inputs of the wrong rank or dtype, an empty
-            prompt, or positions of another length, before anything is computed.
+            prompt, positions of another length, or a cache with too few pages for the whole prompt;
+            before anything is computed.
         PrefillCancelled: If ``should_stop`` returned true.
 
     Example:
@@ -129,6 +130,10 @@ def prefill(
         batch=batch,
         logit_rows=total if logits == "all" else 1,
     )
+
+    for layer in cache:
+        if hasattr(layer, "check"):  # pages that do not suffice are refused before any work
+            layer.check(batch, total)
 
     out: list[mx.array] = []
     if progress is not None:

@@ -1,0 +1,191 @@
+"""The command line: what it prints, and one sentence with exit code 2 for what cannot be done."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from chunkdelta import cli
+from chunkdelta.models import embedded
+from chunkdelta.models.shapes import named_shape
+from chunkdelta.prefill.memory import plan_memory
+from click.testing import CliRunner
+
+JSON_KEYS = [
+    "tokens",
+    "chunk_size",
+    "tokens_per_s",
+    "planned_peak_bytes",
+    "measured_peak_bytes",
+    "kv_bytes",
+    "state_bytes",
+    "transient_bytes",
+    "one_call_bytes",
+]
+
+
+def chunkdelta(*arguments):
+    return CliRunner().invoke(cli.commands, [str(a) for a in arguments])
+
+
+# ---------------------------------------------------------------------------- plan
+
+
+def test_plan_prints_every_term():
+    result = chunkdelta("plan", "9b", "--tokens", 131072, "--memory", 16)
+    assert result.exit_code == 0
+    for term in ("weights", "kv pages", "states", "transients", "workspace", "logits"):
+        assert term in result.stdout
+    assert "4,294,967,296" in result.stdout
+    assert "Fits in 16.00 GB; the largest context" in " ".join(result.stdout.split())
+    assert "One stock call" in result.stdout
+
+
+def test_plan_as_json():
+    options = ("--tokens", 40960, "--max-tokens", 100, "--chunk-size", 256, "--kv-format", "q8_0")
+    result = chunkdelta("plan", "qwen3.5-27b", *options, "--memory", 24, "--json")
+    assert result.exit_code == 0
+    plan = json.loads(result.stdout)
+    expected = plan_memory(
+        named_shape("27b"), 40960, max_tokens=100, chunk_size=256, kv_format="q8_0"
+    )
+    assert plan["planned_peak_bytes"] == expected.total_bytes
+    assert plan["kv_bytes"] == expected.kv_bytes
+    assert plan["fits"] is True
+    assert plan["largest_context"] == expected.largest_context(24_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("memory", "sentence"),
+    [
+        pytest.param(9, "Does not fit in 9.00 GB; the largest context that would is", id="context"),
+        pytest.param(
+            4, "Does not fit in 4.00 GB: weights, states and one chunk alone", id="weights"
+        ),
+    ],
+)
+def test_plan_says_what_would_fit(memory, sentence):
+    result = chunkdelta("plan", "9b", "--memory", memory)
+    assert result.exit_code == 0
+    assert sentence in " ".join(result.stdout.split())
+
+
+# ---------------------------------------------------------------------------- refusals
+
+
+def config_only(path, **changes):
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(embedded.CONFIG | changes))
+    return path
+
+
+@pytest.fixture
+def unsupported(tmp_path):
+    path = config_only(tmp_path / "kimi", model_type="kimi_linear")
+    (path / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
+    return path
+
+
+def short_text(tmp_path):
+    path = tmp_path / "short.txt"
+    path.write_text("Only a few words.")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        pytest.param(
+            lambda d: ("plan", "gpt-2"), "a model directory or one of qwen3.5-9b", id="unknown-name"
+        ),
+        pytest.param(
+            lambda d: ("plan", config_only(d / "m")), "expected model*.safetensors", id="no-weights"
+        ),
+        pytest.param(
+            lambda d: ("plan", "9b", "--kv-format", "q3"), "bf16, q8_0", id="unknown-format"
+        ),
+        pytest.param(
+            lambda d: ("prefill", "--model", d / "nowhere"),
+            "expected a model directory with a readable config.json",
+            id="no-directory",
+        ),
+        pytest.param(
+            lambda d: ("prefill", "--model", config_only(d / "m")),
+            "expected model*.safetensors",
+            id="no-weights-to-run",
+        ),
+        pytest.param(
+            lambda d: ("prefill", "--text", short_text(d), "--tokens", 100),
+            "expected a text of at least 100 tokens; got 5 in",
+            id="text-too-short",
+        ),
+        pytest.param(
+            lambda d: ("prefill", "--text", d / "none.txt"), "readable UTF-8 text", id="no-text"
+        ),
+        pytest.param(
+            lambda d: ("prefill", "--tokens", 1000, "--max-context", 1010, "--max-tokens", 16),
+            "to fit into --max-context 1,010; got 1,000 + 16",
+            id="beyond-max-context",
+        ),
+        pytest.param(
+            lambda d: ("prefill", "--kv-format", "q3", "--tokens", 9), "bf16, q8_0", id="run-format"
+        ),
+    ],
+)
+def test_one_sentence_and_exit_code_2(make, sentence, tmp_path):
+    result = chunkdelta(*make(tmp_path))
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("chunkdelta: ")
+    assert result.stderr.count("\n") == 1
+    assert sentence in result.stderr
+
+
+def test_unsupported_architecture(unsupported):
+    for command in (("plan", unsupported), ("prefill", "--model", unsupported)):
+        result = chunkdelta(*command)
+        assert result.exit_code == 2
+        assert "olmo_hybrid, qwen3_5" in result.stderr
+        assert "got 'kimi_linear'" in result.stderr
+        assert result.stderr.count("\n") == 1
+
+
+def test_context_that_does_not_fit_names_the_largest_that_does(monkeypatch):
+    monkeypatch.setattr("chunkdelta.measure.available_bytes", lambda: 100_000_000)
+    result = chunkdelta("prefill", "--tokens", 100_000)
+    assert result.exit_code == 2
+    assert "a context of 100,016 tokens needs" in result.stderr
+    assert "the largest context that fits is" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_script_exits_with_2(tmp_path):
+    code = "import sys; from chunkdelta.cli import main; sys.argv[1:] = ['plan', 'gpt-2']; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------------------- doctor
+
+
+def test_doctor_finds_this_environment_in_order():
+    result = chunkdelta("doctor", "--json")
+    findings = json.loads(result.stdout)
+    assert result.exit_code == 0
+    assert findings["extension ABI"] == "arrays are shared with mlx"
+    assert "built for" in findings["mlx"]
+    assert "threads" in findings["CPU kernels"]
+    table = chunkdelta("doctor")
+    assert table.exit_code == 0
+    assert "wrong" not in table.stdout
+
+
+def test_doctor_exits_with_1_when_something_is_wrong(monkeypatch):
+    from chunkdelta import env
+
+    monkeypatch.setattr(env, "_built_version", lambda: "0.31.0")
+    result = chunkdelta("doctor")
+    assert result.exit_code == 1
+    assert "wrong" in result.stdout
