@@ -10,8 +10,25 @@ from chunkdelta.env import check_mlx_version
 
 check_mlx_version()
 
-from chunkdelta.ops import causal_conv1d, rope
+from chunkdelta.cache import KVPages
+from chunkdelta.ops import (
+    append_kv,
+    attention_metadata,
+    causal_conv1d,
+    paged_attention,
+    rope,
+    slot_mapping,
+)
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "causal_conv1d", "rope"]
+__all__ = [
+    "KVPages",
+    "__version__",
+    "append_kv",
+    "attention_metadata",
+    "causal_conv1d",
+    "paged_attention",
+    "rope",
+    "slot_mapping",
+]

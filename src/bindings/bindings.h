@@ -5,6 +5,7 @@
 
 namespace chunkdelta {
 
+void bind_attention(nanobind::module_& m);
 void bind_causal_conv1d(nanobind::module_& m);
 void bind_compute(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);

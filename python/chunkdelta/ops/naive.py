@@ -87,3 +87,69 @@ def causal_conv1d(
             y[t] = a / (1.0 + np.exp(-a)) if activation == "silu" else a
             state[n] = window[1:]
     return y.reshape(B, T, C), state
+
+
+def paged_attention(
+    q: ArrayLike,
+    k_pages: ArrayLike,
+    v_pages: ArrayLike,
+    *,
+    block_table: ArrayLike,
+    seq_lens: ArrayLike,
+    cu_seqlens_q: ArrayLike,
+    scale: float | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: ArrayLike | None = None,
+) -> tuple[F64, F64]:
+    """o = softmax(scale q K^T) V and its log-sum-exp; pages are [pages, Hkv, page_size, D]."""
+    q, k_pages, v_pages = (np.asarray(x, np.float64) for x in (q, k_pages, v_pages))
+    block_table, seq_lens, cu_q = (
+        np.asarray(x, np.int64) for x in (block_table, seq_lens, cu_seqlens_q)
+    )
+    T, Hq, D = q.shape
+    Hkv = k_pages.shape[1]
+    scale = D**-0.5 if scale is None else scale
+    o, lse = np.zeros((T, Hq, D)), np.full((T, Hq), -np.inf)
+    for n, length in enumerate(seq_lens):
+        rows = slice(cu_q[n], cu_q[n + 1])
+        queries = cu_q[n + 1] - cu_q[n]
+        used = block_table[n, : -(-length // k_pages.shape[2])]
+        # [keys, Hkv, D] in order of the block table
+        k, v = (
+            x[used].transpose(0, 2, 1, 3).reshape(-1, Hkv, D)[:length] for x in (k_pages, v_pages)
+        )
+        position, key = np.arange(queries)[:, None] + length - queries, np.arange(length)
+        visible = np.ones((queries, length), bool)
+        if causal:
+            visible &= key <= position
+        if window is not None:
+            visible &= key > position - window
+        for h in range(Hq):
+            kv = h // (Hq // Hkv)
+            s = scale * q[rows, h] @ k[:, kv].T
+            if softcap is not None:
+                s = softcap * np.tanh(s / softcap)
+            s[~visible] = -np.inf
+            if sinks is not None:  # one more key, without a value
+                s = np.concatenate([s, np.full((queries, 1), np.asarray(sinks)[h])], axis=1)
+            m = s.max(axis=1, keepdims=True, initial=-np.inf)
+            p = np.exp(s - np.where(m == -np.inf, 0, m))
+            total = p.sum(axis=1)
+            with np.errstate(divide="ignore"):
+                lse[rows, h] = m[:, 0] + np.log(total)
+            o[rows, h] = p[:, :length] @ v[:, kv] / np.where(total == 0, 1, total)[:, None]
+    return o, lse
+
+
+def merge_states(outs: ArrayLike, lses: ArrayLike) -> tuple[F64, F64]:
+    """Attention over the union of disjoint key sets from the results over each of them."""
+    outs, lses = np.asarray(outs, np.float64), np.asarray(lses, np.float64)
+    m = lses.max(axis=0)
+    weights = np.exp(lses - np.where(m == -np.inf, 0, m))
+    total = weights.sum(axis=0)
+    with np.errstate(divide="ignore"):
+        lse = m + np.log(total)
+    weights /= np.where(total == 0, 1, total)
+    return (weights[..., None] * outs).sum(axis=0), lse

@@ -1,0 +1,172 @@
+"""Pools: arrays that ops write in place, made safe under MLX's lazy graphs.
+
+MLX arrays are immutable values and its graphs are lazy; a pool written in place is neither. So a
+pool is an object that owns its arrays, and ops take the object:
+
+* a writer's output aliases its input, and the pool holds that output from then on: later reads
+  depend on it;
+* a reader returns a token beside its results, one byte that exists once the read is done; the
+  next write takes the tokens as inputs, so no write overtakes a read;
+* what cannot be made right is refused when the graph is built: tracing (``mx.compile``,
+  ``mx.grad``, ``mx.vmap``), copies of the object, and arrays that another thread has not evaluated.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Self, TypeVar
+
+import mlx.core as mx
+
+from chunkdelta import _ext
+
+T = TypeVar("T")
+
+
+class _Node:
+    """An array and the thread that built it (its stream exists in that thread only)."""
+
+    __slots__ = ("array", "thread")
+
+    def __init__(self, array: mx.array):
+        self.array = array
+        self.thread = threading.get_ident()
+
+    def available(self) -> bool:
+        return bool(_ext.is_available(self.array))
+
+
+class _Core:
+    """What all handles of one pool share."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.generation = 0
+        self.arrays: list[_Node] = []
+        self.reads: list[list[_Node]] = []  # tokens of reads since the last write, per array
+
+
+class Pool:
+    """Base of :class:`KVPages` and :class:`StatePool`: owned arrays and a generation number."""
+
+    def __init__(self, arrays: Sequence[mx.array]):
+        """Evaluate the arrays and own them."""
+        self._core = _Core()
+        self._pinned: int | None = None
+        self._add_arrays(arrays)
+
+    def _add_arrays(self, arrays: Sequence[mx.array]) -> None:
+        mx.eval(*arrays)
+        with self._core.lock:
+            self._core.arrays += [_Node(a) for a in arrays]
+            self._core.reads += [[] for _ in arrays]
+
+    @property
+    def generation(self) -> int:
+        """How many writes the pool has seen."""
+        return self._core.generation
+
+    @property
+    def arrays(self) -> list[mx.array]:
+        """The pool's arrays as they are now; to be evaluated or measured, never to be written."""
+        return [node.array for node in self._core.arrays]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return sum(a.nbytes for a in self.arrays)
+
+    def frozen(self) -> Self:
+        """A handle for reading this generation: it refuses once the pool has been written."""
+        handle = object.__new__(type(self))
+        handle.__dict__.update(self.__dict__)
+        handle._pinned = self._core.generation
+        return handle
+
+    def __copy__(self) -> Self:
+        raise TypeError(
+            f"[{type(self).__name__}] expected the pool itself, which all users share; got a copy "
+            "(frozen() gives a handle for reading)"
+        )
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self.__copy__()
+
+    def __reduce__(self) -> str:
+        self.__copy__()
+        return ""
+
+    def _check(self, op: str) -> None:
+        if _ext.tracing():
+            raise ValueError(
+                f"[{op}] expected a call outside mx.compile, mx.grad and mx.vmap: "
+                f"a {type(self).__name__} is written in place; got a traced call"
+            )
+        if self._pinned is not None and self._pinned != self._core.generation:
+            raise ValueError(
+                f"[{op}] expected the pool at generation {self._pinned}, where this handle was "
+                f"frozen; got generation {self._core.generation}"
+            )
+
+    def _check_threads(self, op: str, nodes: Sequence[_Node], what: str) -> None:
+        here = threading.get_ident()
+        for node in nodes:
+            if node.thread != here and not node.available():
+                raise ValueError(
+                    f"[{op}] expected {what} of other threads to be evaluated (mx.eval) before "
+                    f"this thread uses the pool; got one pending in thread {node.thread}"
+                )
+
+    def _read(
+        self,
+        op: str,
+        build: Callable[[list[mx.array]], tuple[T, mx.array]],
+    ) -> T:
+        """Build a reading node: ``build(arrays)`` returns its results and its token."""
+        core = self._core
+        with core.lock:
+            self._check(op)
+            self._check_threads(op, core.arrays, "writes")
+            result, token = build([node.array for node in core.arrays])
+            node = _Node(token)
+            for reads in core.reads:
+                if len(reads) >= 64:  # a pool that is only read: forget what is done
+                    reads[:] = [r for r in reads if not r.available()]
+                reads.append(node)
+            return result
+
+    def _write(
+        self,
+        op: str,
+        indices: Sequence[int],
+        build: Callable[[int, list[mx.array], list[mx.array]], mx.array],
+    ) -> None:
+        """Build a writing node per array in ``indices``.
+
+        ``build(index, arrays, reads)`` returns the array that takes the place of
+        ``arrays[index]`` and waits for ``reads``. Nothing changes if one of them raises.
+        """
+        core = self._core
+        with core.lock:
+            self._check(op)
+            if self._pinned is not None:
+                raise ValueError(f"[{op}] expected the pool itself; got a frozen handle")
+            self._check_threads(op, core.arrays, "writes")
+            for index in indices:
+                self._check_threads(op, core.reads[index], "reads")
+            arrays = [node.array for node in core.arrays]
+            written = [
+                _Node(
+                    build(
+                        index,
+                        arrays,
+                        [r.array for r in core.reads[index] if not r.available()],
+                    )
+                )
+                for index in indices
+            ]
+            for index, node in zip(indices, written, strict=True):
+                core.arrays[index] = node
+                core.reads[index] = []
+            core.generation += 1
