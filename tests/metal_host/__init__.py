@@ -36,7 +36,8 @@ Mutants, switched at run time by site (no recompile)::
     for mutant in mutants(result.barrier_sites):
         reports = library.run(..., mutation=mutant, raise_errors=False).reports
 
-``flatten(path, include)`` makes the one text that is compiled just in time on a Mac.
+``typecheck(path, include=[METAL_ROOT])`` compiles with real address spaces and lists what Apple's compiler
+would refuse; ``flatten(path, include)`` makes the one text that is compiled just in time on a Mac.
 """
 
 from .flatten import flatten
@@ -47,6 +48,7 @@ from .report import BarrierSite, Counters, MetalError, Report
 from .run import LaunchResult, Library, Mutation
 from .scan import RewriteError
 from .toolchain import CompileError
+from .typecheck import typecheck
 
 __all__ = [
     "METAL_ROOT",
@@ -64,4 +66,5 @@ __all__ = [
     "execute_plan",
     "flatten",
     "mutants",
+    "typecheck",
 ]

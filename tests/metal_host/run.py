@@ -15,6 +15,7 @@ import numpy.typing as npt
 from .build import build
 from .constants import Constant, encode_constants
 from .memory import READ, READ_WRITE, Memory, Options
+from .native import Entry, runtime
 from .report import (
     KINDS,
     UNWRITTEN_OUTPUT,
@@ -24,7 +25,6 @@ from .report import (
     Report,
     line_table,
 )
-from .native import Entry, runtime
 from .toolchain import scratch_file
 
 Array = npt.NDArray[np.generic]

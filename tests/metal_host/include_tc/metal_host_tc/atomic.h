@@ -1,0 +1,56 @@
+// Atomics, in device and threadgroup memory; and logging.
+#pragma once
+
+namespace metal {
+template <class T>
+struct _atomic {
+  T value;
+};
+template <class T>
+using atomic = _atomic<T>;
+typedef atomic<int> atomic_int;
+typedef atomic<uint> atomic_uint;
+typedef atomic<ulong> atomic_ulong;
+typedef atomic<float> atomic_float;
+typedef atomic<bool> atomic_bool;
+template <class T>
+struct identity {
+  typedef T type;
+};
+#define MH_OPERAND typename identity<T>::type
+
+#define MH_READ_MODIFY_WRITE(SPACE, NAME) \
+  template <class T>                      \
+  T atomic_##NAME##_explicit(volatile SPACE _atomic<T>*, MH_OPERAND, memory_order);
+#define MH_ATOMICS(SPACE)                                                                       \
+  template <class T>                                                                            \
+  T atomic_load_explicit(const volatile SPACE _atomic<T>*, memory_order);                       \
+  template <class T>                                                                            \
+  void atomic_store_explicit(volatile SPACE _atomic<T>*, MH_OPERAND, memory_order);             \
+  template <class T>                                                                            \
+  bool atomic_compare_exchange_weak_explicit(volatile SPACE _atomic<T>*, T*, MH_OPERAND,        \
+                                             memory_order, memory_order);                       \
+  MH_READ_MODIFY_WRITE(SPACE, exchange)                                                         \
+  MH_READ_MODIFY_WRITE(SPACE, fetch_add)                                                        \
+  MH_READ_MODIFY_WRITE(SPACE, fetch_sub)                                                        \
+  MH_READ_MODIFY_WRITE(SPACE, fetch_max)                                                        \
+  MH_READ_MODIFY_WRITE(SPACE, fetch_min)                                                        \
+  MH_READ_MODIFY_WRITE(SPACE, fetch_and)                                                        \
+  MH_READ_MODIFY_WRITE(SPACE, fetch_or)                                                         \
+  MH_READ_MODIFY_WRITE(SPACE, fetch_xor)
+MH_ATOMICS(MH_DEVICE)
+MH_ATOMICS(MH_THREADGROUP)
+
+struct os_log {
+  template <class... A>
+  constexpr os_log(A...) {}
+  template <class... A>
+  void log(A...) const {}
+  template <class... A>
+  void log_debug(A...) const {}
+  template <class... A>
+  void log_info(A...) const {}
+  template <class... A>
+  void log_error(A...) const {}
+};
+}  // namespace metal
