@@ -86,7 +86,7 @@ def test_one_call_is_scores_or_logits_on_top():
 
 
 @given(
-    tokens=st.integers(1, 300_000),
+    tokens=st.integers(4096, 300_000),
     max_tokens=st.integers(0, 5000),
     chunk_size=st.sampled_from([1, 7, 64, 512, 513]),
     page_size=st.sampled_from([16, 64, 528]),
@@ -105,15 +105,16 @@ def test_only_pages_grow_with_the_context(tokens, max_tokens, chunk_size, page_s
     assert 0 <= held - (tokens + chunk_size + max_tokens) < page_size
 
 
-@given(tokens=st.integers(1, 100_000), spare=st.integers(0, 5_000_000))
-def test_largest_context_is_the_largest(tokens, spare):
-    plan = plan_memory(TINY, tokens)
-    memory = plan.fixed_bytes + spare
-    largest = plan.largest_context(memory)
-    if largest:
-        assert plan_memory(TINY, largest).kv_bytes <= spare
-    assert plan_memory(TINY, largest + 1).kv_bytes > spare
-    assert plan.largest_context(plan.fixed_bytes - 1) == 0
+@given(
+    tokens=st.integers(512, 100_000),
+    batch=st.integers(1, 2),
+    memory=st.integers(0, 60_000_000),
+)
+def test_largest_context_is_the_largest(tokens, batch, memory):
+    largest = plan_memory(TINY, tokens, batch=batch).largest_context(memory)
+    if largest >= 512:
+        assert plan_memory(TINY, largest, batch=batch).fits(memory)
+    assert not plan_memory(TINY, max(512, largest + 1), batch=batch).fits(memory)
 
 
 def test_refuses_what_does_not_fit_with_the_largest_that_does():

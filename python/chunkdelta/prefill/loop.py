@@ -126,6 +126,7 @@ def prefill(
     longest = max(end - begin for begin, end in chunks)
     transients = plan_chunk(
         model.memory_shape(),
+        context=start + total,
         chunk_size=longest,
         batch=batch,
         logit_rows=total if logits == "all" else 1,

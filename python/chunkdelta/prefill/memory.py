@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
+from chunkdelta import _ext
 from chunkdelta.prefill.shapes import (
     AttentionShape,
     GatedDeltaShape,
@@ -43,6 +44,10 @@ class ChunkPlan:
     def transient_bytes(self) -> int:
         return sum(self.transients.values())
 
+    @property
+    def total_bytes(self) -> int:
+        return self.transient_bytes + self.workspace_bytes + self.logits_bytes
+
 
 @dataclass(frozen=True)
 class MemoryPlan:
@@ -60,6 +65,10 @@ class MemoryPlan:
         one_call_bytes: What the same prompt in one stock call needs (see :func:`one_call_bytes`).
         page_bytes: KV bytes of one page of all attention layers.
         page_size: Tokens in a page.
+        kv_format: Storage format of the pages.
+        batch: Sequences of equal length.
+        logit_rows: Rows of logits returned per sequence.
+        rows: The terms of the sum by name, for tables.
     """
 
     model: ModelShape
@@ -74,6 +83,8 @@ class MemoryPlan:
     page_bytes: int
     page_size: int
     kv_format: str
+    batch: int
+    logit_rows: int
     rows: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,7 +108,7 @@ class MemoryPlan:
 
     @property
     def fixed_bytes(self) -> int:
-        """The part that does not depend on the context."""
+        """All but the KV pages; it does not grow with the context beyond a few thousand tokens."""
         return self.total_bytes - self.kv_bytes
 
     def fits(self, memory_bytes: int) -> bool:
@@ -106,14 +117,31 @@ class MemoryPlan:
     def largest_context(self, memory_bytes: int) -> int | None:
         """Most tokens of context that fit into ``memory_bytes``, in whole pages.
 
-        0 if not even weights and transients fit; None if nothing grows with the context.
+        0 if no page fits beside weights, states and one chunk; None if nothing grows with the
+        context.
         """
-        room = memory_bytes - self.fixed_bytes
-        if room < 0:
-            return 0
         if self.page_bytes == 0:
-            return None
-        return room // self.page_bytes * self.page_size
+            return None if self.fits(memory_bytes) else 0
+        low, high = 0, max(0, memory_bytes - self.weight_bytes) // (self.batch * self.page_bytes)
+        while low < high:
+            pages = (low + high + 1) // 2
+            if self._total_at(pages) <= memory_bytes:
+                low = pages
+            else:
+                high = pages - 1
+        return low * self.page_size
+
+    def _total_at(self, pages: int) -> int:
+        """Planned peak with so many pages per sequence."""
+        chunk = plan_chunk(
+            self.model,
+            context=pages * self.page_size,
+            chunk_size=self.chunk_size,
+            batch=self.batch,
+            logit_rows=self.logit_rows,
+        )
+        kv = self.batch * pages * self.page_bytes
+        return self.weight_bytes + kv + self.state_bytes + chunk.total_bytes
 
     def to_json(self) -> dict[str, int | str]:
         """The plan's terms as plain values, in bytes and tokens."""
@@ -226,38 +254,36 @@ def plan_memory(
         state_bytes=batch * state_bytes(model),
         chunk=plan_chunk(
             model,
+            context=tokens,
             chunk_size=min(chunk_size, tokens),
             batch=batch,
             logit_rows=logit_rows,
         ),
         one_call_bytes=one_call_bytes(model, tokens, batch=batch),
-        page_bytes=batch * page_bytes,
+        page_bytes=page_bytes,
         page_size=page_size,
         kv_format=kv_format,
+        batch=batch,
+        logit_rows=logit_rows,
     )
 
 
-# Bytes per value of each page format: q8_0 stores 32 values in 34 bytes (an f16 scale).
-_FORMAT_BYTES = {"f32": (4, 1), "f16": (2, 1), "bf16": (2, 1), "q8_0": (34, 32)}
+_FORMATS = ("f32", "f16", "bf16", "q8_0")
 
 
 def kv_bytes_per_token(layer: AttentionShape, kv_format: str) -> int:
     """K and V bytes of one token in one layer, in a page format (``"bf16"``, ``"q8_0/bf16"``)."""
-    total = 0
-    for name in _split_format(kv_format):
-        block_bytes, block = _FORMAT_BYTES[name]
-        blocks = -(-layer.head_dim // block)
-        total += layer.num_kv_heads * blocks * block_bytes
-    return total
+    rows = sum(_ext.page_row_bytes(name, layer.head_dim) for name in _split_format(kv_format))
+    return layer.num_kv_heads * rows
 
 
 def _split_format(kv_format: str) -> tuple[str, str]:
     parts = kv_format.split("/")
     if len(parts) == 1:
         parts *= 2
-    if len(parts) != 2 or any(p not in _FORMAT_BYTES for p in parts):
+    if len(parts) != 2 or any(p not in _FORMATS for p in parts):
         raise ValueError(
-            f"[plan_memory] expected kv_format to be one of {', '.join(_FORMAT_BYTES)}, or two of "
+            f"[plan_memory] expected kv_format to be one of {', '.join(_FORMATS)}, or two of "
             f"them as K/V; got {kv_format!r}"
         )
     return parts[0], parts[1]
@@ -289,23 +315,42 @@ def one_call_bytes(model: ModelShape, tokens: int, *, batch: int = 1) -> int:
 
 
 def plan_chunk(
-    model: ModelShape, *, chunk_size: int, batch: int = 1, logit_rows: int = 1
+    model: ModelShape, *, context: int, chunk_size: int, batch: int = 1, logit_rows: int = 1
 ) -> ChunkPlan:
     """What one chunk of ``chunk_size`` tokens needs on top of weights and cache.
 
     Transients are the arrays of the widest half layer (mixer or feed-forward part) and the residual
     stream. The evaluator never needs more: it needs a window of a few ops, and
-    :func:`enforce_limit` holds its run-ahead to this sum.
+    :func:`enforce_limit` holds its run-ahead to this sum. The workspace of attention grows with the
+    ``context`` up to the length of one segment (4,096 keys) and no further.
     """
     tokens = batch * chunk_size
     transients = {name: tokens * n for name, n in _widest_layer(model).items()}
     logits = batch * logit_rows * model.vocab * model.dtype_bytes
     return ChunkPlan(
         transients=transients,
-        workspace_bytes=0,
+        workspace_bytes=_workspace_bytes(model, context, chunk_size, batch),
         logits_bytes=logits,
         largest_op_bytes=max([logits, *transients.values()]),
     )
+
+
+def _workspace_bytes(model: ModelShape, context: int, chunk_size: int, batch: int) -> int:
+    """Core's persistent scratch after a chunk through every kind of layer."""
+    attention = [
+        _ext.paged_attention_workspace(
+            seq_lens=[max(context, chunk_size)] * batch,
+            cu_seqlens_q=[i * chunk_size for i in range(batch + 1)],
+            num_q_heads=layer.num_heads,
+            num_kv_heads=layer.num_kv_heads,
+            head_dim=layer.head_dim,
+            causal=True,
+            window=0,
+            threads=_ext.num_threads(),
+        )
+        for layer in set(model.attention_layers)
+    ]
+    return max(attention, default=0)
 
 
 def _widest_layer(model: ModelShape) -> dict[str, int]:
