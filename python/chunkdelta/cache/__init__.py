@@ -1,5 +1,20 @@
 """Pools, page tables and states: who owns which memory between two calls of an op."""
 
+from chunkdelta.cache.page_allocator import (
+    Appended,
+    OutOfPages,
+    PageAllocator,
+    PageTable,
+    batch_metadata,
+)
 from chunkdelta.cache.pages import KVPages, parse_kv_format
 
-__all__ = ["KVPages", "parse_kv_format"]
+__all__ = [
+    "Appended",
+    "KVPages",
+    "OutOfPages",
+    "PageAllocator",
+    "PageTable",
+    "batch_metadata",
+    "parse_kv_format",
+]

@@ -135,7 +135,7 @@ class KVPages(Pool):
         if num_pages < 1:
             raise ValueError(f"[KVPages.grow] expected num_pages >= 1; got {num_pages}")
         with self._core.lock:
-            self._check("KVPages.grow")
+            self._check("KVPages.grow", writes=True)
             self._add_arrays(self._new_slab(num_pages))
             self._first_page.append(self.num_pages + num_pages)
 
@@ -173,7 +173,8 @@ class KVPages(Pool):
                 arrays[index % 2 :: 2], index // 2, self._first_page, source, target, reads, stream
             )
 
-        self._write(op, touched, build)
+        # Sources lie in any slab of the same kind (K or V).
+        self._write(op, touched, build, lambda written, other: written % 2 == other % 2)
 
     def _touched_slabs(self, touches: Callable[[int, int], bool]) -> list[int]:
         """Indices of the K and V arrays of the slabs with touched pages."""

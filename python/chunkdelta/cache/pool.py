@@ -97,12 +97,14 @@ class Pool:
         self.__copy__()
         return ""
 
-    def _check(self, op: str) -> None:
+    def _check(self, op: str, *, writes: bool = False) -> None:
         if _ext.tracing():
             raise ValueError(
                 f"[{op}] expected a call outside mx.compile, mx.grad and mx.vmap: "
                 f"a {type(self).__name__} is written in place; got a traced call"
             )
+        if writes and self._pinned is not None:
+            raise ValueError(f"[{op}] expected the pool itself; got a frozen handle")
         if self._pinned is not None and self._pinned != self._core.generation:
             raise ValueError(
                 f"[{op}] expected the pool at generation {self._pinned}, where this handle was "
@@ -141,17 +143,18 @@ class Pool:
         op: str,
         indices: Sequence[int],
         build: Callable[[int, list[mx.array], list[mx.array]], mx.array],
+        reads_others: Callable[[int, int], bool] = lambda written, other: False,
     ) -> None:
         """Build a writing node per array in ``indices``.
 
         ``build(index, arrays, reads)`` returns the array that takes the place of
-        ``arrays[index]`` and waits for ``reads``. Nothing changes if one of them raises.
+        ``arrays[index]`` and waits for ``reads``. Nothing changes if one of them raises. The node
+        of ``written`` may read other arrays of the pool too: those where ``reads_others(written,
+        other)``, in places that no node of this call writes.
         """
         core = self._core
         with core.lock:
-            self._check(op)
-            if self._pinned is not None:
-                raise ValueError(f"[{op}] expected the pool itself; got a frozen handle")
+            self._check(op, writes=True)
             self._check_threads(op, core.arrays, "writes")
             for index in indices:
                 self._check_threads(op, core.reads[index], "reads")
@@ -169,4 +172,10 @@ class Pool:
             for index, node in zip(indices, written, strict=True):
                 core.arrays[index] = node
                 core.reads[index] = []
+            for other, reads in enumerate(core.reads):
+                reads += [
+                    node
+                    for index, node in zip(indices, written, strict=True)
+                    if index != other and reads_others(index, other)
+                ]
             core.generation += 1
