@@ -11,4 +11,8 @@ NB_MODULE(_ext, m) {
   chunkdelta::bind_causal_conv1d(m);
   chunkdelta::bind_compute(m);
   chunkdelta::bind_rope(m);
+
+  // After the ops: launch plans, for tests/metal_host and explain.
+  nb::module_ plans = m.def_submodule("plans", "Launch plans of the GPU ops, as plain data.");
+  chunkdelta::bind_plans(plans);
 }

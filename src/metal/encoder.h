@@ -1,0 +1,25 @@
+// Executes launch plans on the GPU through MLX's command encoder. All decisions are the plan's.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/launch_plan.h"
+#include "mlx/array.h"
+#include "mlx/stream.h"
+
+namespace chunkdelta {
+
+// The arrays of an op by role; outputs have their memory already.
+using PlanArrays = std::vector<std::pair<std::string, mlx::core::array>>;
+
+// Encodes all launches of `plan` on `stream`'s command buffer, from eval_gpu. Scratch and host data
+// are temporaries of that buffer. Throws std::runtime_error in a build without Metal.
+void encode_plan(const Plan& plan, const PlanArrays& arrays, mlx::core::Stream stream);
+
+// GPU cores that plans may count on. Metal does not tell: this is the smallest count that Apple
+// sells with the device's architecture suffix (g: base, s: Pro, c: Max, d: Ultra, p: phone).
+int gpu_cores(mlx::core::Stream stream);
+
+}  // namespace chunkdelta
