@@ -10,6 +10,7 @@ NB_MODULE(_ext, m) {
   chunkdelta::bind_attention(m);
   chunkdelta::bind_causal_conv1d(m);
   chunkdelta::bind_compute(m);
+  chunkdelta::bind_gated_delta(m);
   chunkdelta::bind_rope(m);
 
   // After the ops: launch plans, for tests/metal_host and explain.

@@ -77,7 +77,7 @@ static inline vf load(const int8_t* p) {
 }
 static inline vf load(const f16_t* p) {
 #if defined(CHUNKDELTA_ISA_avx512)
-  return (vf)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+  return (vf)_mm512_maskz_cvtph_ps(-1, _mm256_loadu_si256((const __m256i*)p));
 #elif defined(CHUNKDELTA_ISA_avx2)
   return (vf)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p));
 #elif defined(__aarch64__)
@@ -101,7 +101,7 @@ static inline void store(bf16_t* p, vf v) {
 }
 static inline void store(f16_t* p, vf v) {
 #if defined(CHUNKDELTA_ISA_avx512)
-  _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT));
+  _mm256_storeu_si256((__m256i*)p, _mm512_maskz_cvtps_ph(-1, (__m512)v, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(CHUNKDELTA_ISA_avx2)
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT));
 #elif defined(__aarch64__)

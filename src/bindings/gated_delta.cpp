@@ -1,0 +1,60 @@
+#include "ops/gated_delta.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/bindings.h"
+#include "bindings/host_metadata.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace chunkdelta {
+
+void bind_gated_delta(nb::module_& m) {
+  m.def(
+      "chunk_gated_delta_rule",
+      [](const mx::array& q, const mx::array& k, const mx::array& v, const mx::array& g,
+         const mx::array& beta, std::optional<float> scale,
+         const std::optional<mx::array>& initial_state, nb::handle cu_seqlens,
+         const std::optional<mx::array>& mask, const std::optional<mx::array>& pool,
+         nb::handle state_indices, std::optional<int> checkpoint_every, bool qk_l2norm,
+         std::optional<int> chunk_size, mx::StreamOrDevice stream) {
+        constexpr auto op = "chunk_gated_delta_rule";
+        const GatedDeltaStates states{initial_state, pool,
+                                      optional_host_int32(op, "state_indices", state_indices)};
+        return chunk_gated_delta_rule(q, k, v, g, beta, scale, states,
+                                      optional_host_int32(op, "cu_seqlens", cu_seqlens), mask,
+                                      checkpoint_every, qk_l2norm, chunk_size, stream);
+      },
+      "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "scale"_a.none(), "initial_state"_a.none(),
+      "cu_seqlens"_a.none(), "mask"_a.none(), "pool"_a.none(), "state_indices"_a.none(),
+      "checkpoint_every"_a.none(), "qk_l2norm"_a, "chunk_size"_a.none(), "stream"_a.none());
+  m.def(
+      "gated_delta_step",
+      [](const mx::array& q, const mx::array& k, const mx::array& v, const mx::array& g,
+         const mx::array& beta, std::optional<float> scale,
+         const std::optional<mx::array>& initial_state, const std::optional<mx::array>& mask,
+         const std::optional<mx::array>& pool, nb::handle state_indices, bool qk_l2norm,
+         mx::StreamOrDevice stream) {
+        const GatedDeltaStates states{
+            initial_state, pool,
+            optional_host_int32("gated_delta_step", "state_indices", state_indices)};
+        return gated_delta_step(q, k, v, g, beta, scale, states, mask, qk_l2norm, stream);
+      },
+      "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "scale"_a.none(), "initial_state"_a.none(),
+      "mask"_a.none(), "pool"_a.none(), "state_indices"_a.none(), "qk_l2norm"_a,
+      "stream"_a.none());
+  m.def(
+      "gated_delta_gates",
+      [](const mx::array& a, const mx::array& b, const mx::array& a_log, const mx::array& dt_bias,
+         std::optional<float> lower_bound, bool allow_neg_eigval, mx::StreamOrDevice stream) {
+        return gated_delta_gates(a, b, a_log, dt_bias, lower_bound, allow_neg_eigval, stream);
+      },
+      "a"_a, "b"_a, "A_log"_a, "dt_bias"_a,
+        "lower_bound"_a.none(), "allow_neg_eigval"_a, "stream"_a.none());
+}
+
+}  // namespace chunkdelta

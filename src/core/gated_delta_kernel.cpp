@@ -1,0 +1,555 @@
+// The arithmetic of gated_delta.cpp, compiled once per instruction set.
+//
+// Per chunk, with G the cumulative log gate, gamma = exp(G), Gam_ij = exp(G_i - G_j) for i >= j:
+//   (I + tril(beta Gam K K^T, -1)) Vd = beta (V - gamma K S)
+//   O = gamma (Q S) + (Gam Q K^T) Vd              (q carries the scale)
+//   S <- gamma_last S + K^T (exp(G_last - G) Vd)
+// A register block of rows x value columns goes through all of it: K S, the right-hand side, the
+// solved rows above, the substitution inside the block. Nothing in between is stored.
+#include "core/gated_delta_kernel.h"
+
+#include "core/gemm_tile.h"
+
+namespace chunkdelta::CHUNKDELTA_ISA {
+
+namespace {
+
+constexpr int SLICE = GATED_DELTA_SLICE;
+
+template <typename T>
+static inline const T* row_of(const HeadRows& rows, int64_t t) {
+  return static_cast<const T*>(rows.data) + t * rows.row;
+}
+
+// n values at p, `element` apart, to floats.
+template <typename T>
+static inline void load_row(const T* p, int64_t element, int n, float* out) {
+  if (element != 1) {
+    for (int i = 0; i < n; i++) out[i] = to_float(p[i * element]);
+    return;
+  }
+  int i = 0;
+  for (; i + W <= n; i += W) store(out + i, load(p + i));
+  if (i < n) store_first(out + i, load_first(p + i, n - i), n - i);
+}
+
+static inline void scale_row(float* x, int n, float factor) {
+  for (int i = 0; i < n; i++) x[i] *= factor;
+}
+
+// 1 / sqrt(sum of squares + eps).
+static inline float l2norm_factor(const float* x, int n) {
+  vf squares = {};
+  int i = 0;
+  for (; i + W <= n; i += W) squares = load(x + i) * load(x + i) + squares;
+  if (i < n) {
+    const vf rest = load_first(x + i, n - i);
+    squares = rest * rest + squares;
+  }
+  return 1.0f / __builtin_sqrtf(sum(squares) + GATED_DELTA_L2NORM_EPS);
+}
+
+template <typename T>
+static inline void load_qk(const GatedDeltaOptions& options, const T* p, int64_t element, int n,
+                           float scale, float* out) {
+  load_row(p, element, n, out);
+  if (options.qk_l2norm) scale *= l2norm_factor(out, n);
+  if (scale != 1.0f) scale_row(out, n, scale);
+}
+
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+
+// out[j][i] = in[i][j] for a 4x4 block.
+static inline void transpose_4x4(const float* in, int64_t ld, float* out, int64_t ld_out) {
+  const v4 a = load_bits<v4>(in), b = load_bits<v4>(in + ld), c = load_bits<v4>(in + 2 * ld),
+           d = load_bits<v4>(in + 3 * ld);
+  const v4 ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  const v4 ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const v4 cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const v4 cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  const v4 out0 = __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5);
+  const v4 out1 = __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7);
+  const v4 out2 = __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5);
+  const v4 out3 = __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7);
+  std::memcpy(out, &out0, 16);
+  std::memcpy(out + ld_out, &out1, 16);
+  std::memcpy(out + 2 * ld_out, &out2, 16);
+  std::memcpy(out + 3 * ld_out, &out3, 16);
+}
+
+// Rows and columns are multiples of 4.
+static inline void transpose(int64_t rows, int64_t columns, const float* in, int64_t ld, float* out,
+                             int64_t ld_out) {
+  for (int64_t i = 0; i < rows; i += 4) {
+    for (int64_t j = 0; j < columns; j += 4) {
+      transpose_4x4(in + i * ld + j, ld, out + j * ld_out + i, ld_out);
+    }
+  }
+}
+
+static inline float exp_scalar(float x) {
+  return exp(splat(x))[0];
+}
+
+static inline float load_gate(const HeadRows& g, int64_t t) {
+  const float x = *row_of<float>(g, t);
+  return x < GATED_DELTA_MIN_LOG_GATE ? GATED_DELTA_MIN_LOG_GATE : x;  // NaN stays NaN
+}
+
+static inline float load_beta(Dtype dtype, const HeadRows& beta, int64_t t) {
+  switch (dtype) {
+    case Dtype::f16:
+      return to_float(*row_of<f16_t>(beta, t));
+    case Dtype::bf16:
+      return to_float(*row_of<bf16_t>(beta, t));
+    default:
+      return *row_of<float>(beta, t);
+  }
+}
+
+template <typename T>
+static inline void chunk_rows(const GatedDeltaOptions& options, const HeadRows& k,
+                              const HeadRows& q, const KeyChunk& chunk) {
+  const int dim = static_cast<int>(options.key_dim);
+  for (int t = 0; t < chunk.padded; t++) {
+    float *kt = chunk.k + int64_t(t) * chunk.ld, *qt = chunk.q + int64_t(t) * chunk.ld;
+    if (t >= chunk.rows || (chunk.counts && !chunk.counts[t])) {
+      std::memset(kt, 0, dim * sizeof(float));
+      std::memset(qt, 0, dim * sizeof(float));
+      continue;
+    }
+    load_qk(options, row_of<T>(k, t), k.element, dim, 1.0f, kt);
+    load_qk(options, row_of<T>(q, t), q.element, dim, options.scale, qt);
+  }
+}
+
+// acc[i][j] += sign A[i][k] B[k][j] over k < n; A by broadcast with rows of lda.
+template <int ROWS, int VECTORS, bool SUBTRACT>
+static inline void multiply(vf (&acc)[ROWS][VECTORS], int n, const float* a, ptrdiff_t lda,
+                            const float* b) {
+  for (int k = 0; k < n; k++, a++, b += SLICE) {
+    vf bk[VECTORS];
+    CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) bk[j] = load(b + j * W);
+    CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+      const vf x = splat(a[i * lda]);
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        acc[i][j] = SUBTRACT ? acc[i][j] - x * bk[j] : x * bk[j] + acc[i][j];
+      }
+    }
+  }
+}
+
+template <int VECTORS, typename T>
+struct Tile {  // VECTORS * W value columns of a slice
+  const KeyChunk& chunk;
+  const HeadChunk& head;
+  int key_dim, chunk_size;
+  HeadRows v;
+  T* o;
+  int64_t o_row;
+  int columns;  // of this tile that exist
+  float* state;
+  float* vd;
+
+  bool counts(int t) const { return t < chunk.rows && (!chunk.counts || chunk.counts[t]); }
+
+  vf load_v(int t, int j) const {
+    const T* p = row_of<T>(v, t) + j * W * v.element;
+    const int n = columns - j * W;
+    if (n <= 0) return vf{};
+    if (v.element != 1) {
+      float x[W] = {};
+      for (int i = 0; i < W && i < n; i++) x[i] = to_float(p[i * v.element]);
+      return load(x);
+    }
+    return n >= W ? load(p) : load_first(p, n);
+  }
+  void store_o(int t, int j, vf x) const {
+    T* p = o + t * o_row + j * W;
+    const int n = columns - j * W;
+    if (n >= W) {
+      store(p, x);
+    } else if (n > 0) {
+      store_first(p, x, n);
+    }
+  }
+
+  // Vd of rows [t, t + ROWS), those above being solved.
+  template <int ROWS>
+  void solve(int t) const {
+    vf acc[ROWS][VECTORS] = {};
+    multiply<ROWS, VECTORS, false>(acc, key_dim, chunk.k + int64_t(t) * chunk.ld, chunk.ld, state);
+    CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+      const bool counted = counts(t + i);
+      const vf gamma = splat(head.gamma[t + i]), beta = splat(head.beta[t + i]);
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        acc[i][j] = counted ? beta * (load_v(t + i, j) - gamma * acc[i][j]) : vf{};
+      }
+    }
+    const float* l = head.l + int64_t(t) * chunk_size;
+    multiply<ROWS, VECTORS, true>(acc, t, l, chunk_size, vd);
+    CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {  // column by column: independent updates
+      CHUNKDELTA_UNROLL for (int below = i + 1; below < ROWS; below++) {
+        const vf x = splat(l[below * chunk_size + t + i]);
+        CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+          acc[below][j] = acc[below][j] - x * acc[i][j];
+        }
+      }
+    }
+    CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        store(vd + (t + i) * SLICE + j * W, acc[i][j]);
+      }
+    }
+  }
+
+  // O of rows [t, t + ROWS), whose Vd is known.
+  template <int ROWS>
+  void read(int t) const {
+    vf acc[ROWS][VECTORS] = {};
+    multiply<ROWS, VECTORS, false>(acc, key_dim, chunk.q + int64_t(t) * chunk.ld, chunk.ld, state);
+    CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+      const vf gamma = splat(head.gamma[t + i]);
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) acc[i][j] = gamma * acc[i][j];
+    }
+    multiply<ROWS, VECTORS, false>(acc, t + ROWS, head.p + int64_t(t) * chunk_size, chunk_size, vd);
+    CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+      if (t + i >= chunk.rows) break;
+      const bool counted = counts(t + i);
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        store_o(t + i, j, counted ? acc[i][j] : vf{});
+      }
+    }
+  }
+
+  // Rows [i, i + ROWS) of the state.
+  template <int ROWS>
+  void write(int i, vf gamma_last) const {
+    vf acc[ROWS][VECTORS];
+    CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        acc[r][j] = gamma_last * load(state + (i + r) * SLICE + j * W);
+      }
+    }
+    const float *k = chunk.k + i, *b = vd;
+    for (int t = 0; t < chunk.rows; t++, k += chunk.ld, b += SLICE) {
+      vf bt[VECTORS];
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) bt[j] = load(b + j * W);
+      CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
+        const vf x = splat(k[r]);
+        CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) acc[r][j] = x * bt[j] + acc[r][j];
+      }
+    }
+    CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        store(state + (i + r) * SLICE + j * W, acc[r][j]);
+      }
+    }
+  }
+
+  void run() const {
+    int t = 0;
+    for (; t + GEMM_ROWS <= chunk.padded; t += GEMM_ROWS) {
+      solve<GEMM_ROWS>(t);
+      read<GEMM_ROWS>(t);
+    }
+    for (; t < chunk.padded; t += 4) {
+      solve<4>(t);
+      read<4>(t);
+    }
+    for (t = 0; t < chunk.rows; t++) {
+      const vf decay = splat(head.decay[t]);
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        float* p = vd + t * SLICE + j * W;
+        store(p, decay * load(p));
+      }
+    }
+    const vf gamma_last = splat(head.gamma[chunk.rows - 1]);
+    int i = 0;
+    for (; i + GEMM_ROWS <= key_dim; i += GEMM_ROWS) write<GEMM_ROWS>(i, gamma_last);
+    for (; i < key_dim; i += 4) write<4>(i, gamma_last);
+  }
+};
+
+template <typename T>
+static inline void advance(const GatedDeltaOptions& options, const HeadRows& v, T* o, int64_t o_row,
+                           int columns, const KeyChunk& chunk, const HeadChunk& head, float* state,
+                           float* vd) {
+  const int dim = static_cast<int>(options.key_dim), C = options.chunk_size;
+  const auto v_at = [&](int j) {
+    return HeadRows{static_cast<const T*>(v.data) + j * v.element, v.row, v.element};
+  };
+  int j = 0;
+  for (; j + (GEMM_VECTORS - 1) * W < columns; j += GEMM_VECTORS * W) {
+    const Tile<GEMM_VECTORS, T> tile{chunk, head,  dim,         C,         v_at(j),
+                                     o + j, o_row, columns - j, state + j, vd + j};
+    tile.run();
+  }
+  for (; j < columns; j += W) {
+    const Tile<1, T> tile{chunk, head,  dim,         C,         v_at(j),
+                          o + j, o_row, columns - j, state + j, vd + j};
+    tile.run();
+  }
+}
+
+template <typename T>
+static inline void steps(const GatedDeltaOptions& options, int64_t length, const HeadRows& q,
+                         const HeadRows& k, const HeadRows& v, const HeadRows& g,
+                         const HeadRows& beta, const bool* counts, T* o, int64_t o_row, int rows,
+                         const float* state_in, float* state_out, float* scratch) {
+  const int dim = static_cast<int>(options.key_dim);
+  struct Step {
+    float decay, beta, qk, counted;
+  };
+  Step* all_steps = reinterpret_cast<Step*>(scratch);
+  float* vectors = scratch + 4 * length;  // k_0 q_0 k_1 q_1 ...
+  for (int64_t t = 0; t < length; t++) {
+    Step& step = all_steps[t];
+    step.counted = !counts || counts[t];
+    if (!step.counted) continue;
+    float *kt = vectors + 2 * t * dim, *qt = kt + dim;
+    load_qk(options, row_of<T>(k, t), k.element, dim, 1.0f, kt);
+    load_qk(options, row_of<T>(q, t), q.element, dim, options.scale, qt);
+    vf product = {};
+    int i = 0;
+    for (; i + W <= dim; i += W) product = load(kt + i) * load(qt + i) + product;
+    if (i < dim) product = load_first(kt + i, dim - i) * load_first(qt + i, dim - i) + product;
+    step.qk = sum(product);
+    step.decay = exp_scalar(load_gate(g, t));
+    step.beta = load_beta(options.beta_dtype, beta, t);
+  }
+  constexpr int ROWS = 4;  // Dv is a multiple of 4
+  for (int r = 0; r < rows; r += ROWS) {
+    const float* s_in = state_in ? state_in + int64_t(r) * dim : nullptr;
+    float* s_out = state_out + int64_t(r) * dim;
+    if (!s_in) {
+      std::memset(s_out, 0, ROWS * dim * sizeof(float));
+      s_in = s_out;
+    }
+    for (int64_t t = 0; t < length; t++) {
+      const Step& step = all_steps[t];
+      if (!step.counted) {
+        for (int i = 0; i < ROWS; i++) from_float(0.0f, o + t * o_row + r + i);
+        continue;
+      }
+      const float *kt = vectors + 2 * t * dim, *qt = kt + dim;
+      // One pass reads k . S and q . S: with d = beta (v - decay k . S) the output is
+      // q . (decay S + d k) = decay q . S + d (q . k).
+      vf sk[ROWS] = {}, sq[ROWS] = {};
+      int c = 0;
+      for (; c + W <= dim; c += W) {
+        const vf kc = load(kt + c), qc = load(qt + c);
+        CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+          const vf s = load(s_in + i * dim + c);
+          sk[i] = s * kc + sk[i];
+          sq[i] = s * qc + sq[i];
+        }
+      }
+      if (c < dim) {
+        const vf kc = load_first(kt + c, dim - c), qc = load_first(qt + c, dim - c);
+        CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+          const vf s = load_first(s_in + i * dim + c, dim - c);
+          sk[i] = s * kc + sk[i];
+          sq[i] = s * qc + sq[i];
+        }
+      }
+      vf decay = splat(step.decay), d[ROWS];
+      CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+        const float vi = to_float(row_of<T>(v, t)[(r + i) * v.element]);
+        const float di = step.beta * (vi - step.decay * sum(sk[i]));
+        from_float(step.decay * sum(sq[i]) + di * step.qk, o + t * o_row + r + i);
+        d[i] = splat(di);
+      }
+      for (c = 0; c + W <= dim; c += W) {
+        const vf kc = load(kt + c);
+        CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+          store(s_out + i * dim + c, decay * load(s_in + i * dim + c) + d[i] * kc);
+        }
+      }
+      if (c < dim) {
+        const vf kc = load_first(kt + c, dim - c);
+        CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
+          const vf s = load_first(s_in + i * dim + c, dim - c);
+          store_first(s_out + i * dim + c, decay * s + d[i] * kc, dim - c);
+        }
+      }
+      s_in = s_out;
+    }
+    if (s_in != s_out) std::memcpy(s_out, s_in, ROWS * dim * sizeof(float));  // all steps masked
+  }
+}
+
+// log(1 + u) for u in [0, 1]: 2 atanh(s), s = u / (2 + u) <= 1/3. The series' next term is 3e-9.
+static inline vf log1p_unit(vf u) {
+  const vf s = u / (u + 2.0f), s2 = s * s;
+  vf p = splat(1.0f / 15);
+  p = p * s2 + 1.0f / 13;
+  p = p * s2 + 1.0f / 11;
+  p = p * s2 + 1.0f / 9;
+  p = p * s2 + 1.0f / 7;
+  p = p * s2 + 1.0f / 5;
+  p = p * s2 + 1.0f / 3;
+  return 2.0f * (p * s2 * s + s);
+}
+
+static inline vf abs(vf x) {
+  return (vf)((vu)x & 0x7fffffff);
+}
+
+// Both without cancellation: exp only sees -|x|.
+static inline vf softplus(vf x) {
+  const vf positive = x < 0.0f ? splat(0.0f) : x;  // NaN passes
+  return positive + log1p_unit(exp(-abs(x)));
+}
+static inline vf sigmoid(vf x) {
+  const vf e = exp(-abs(x));
+  const vf small = e / (e + 1.0f), large = 1.0f / (e + 1.0f);
+  return x < 0.0f ? small : large;
+}
+
+template <typename T>
+static inline void gates(const GatedDeltaGates& options, int64_t rows, const T* a, const T* b,
+                         const float* rate, const float* dt_bias, float* g, float* beta) {
+  const bool bounded = options.lower_bound == options.lower_bound;
+  for (int64_t t = 0; t < rows; t++) {
+    for (int64_t h = 0; h < options.heads; h += W) {
+      const int n = static_cast<int>(options.heads - h < W ? options.heads - h : W);
+      const int64_t i = t * options.heads + h;
+      const vf x = load_first(a + i, n) + load_first(dt_bias + h, n), r = load_first(rate + h, n);
+      store_first(g + i, bounded ? options.lower_bound * sigmoid(r * x) : -r * softplus(x), n);
+      store_first(beta + i, options.beta_scale * sigmoid(load_first(b + i, n)), n);
+    }
+  }
+}
+
+}  // namespace
+
+void gated_delta_chunk(const GatedDeltaOptions& options, HeadRows k, HeadRows q,
+                       const KeyChunk& chunk, float* transposed) {
+  switch (options.dtype) {
+    case Dtype::f32:
+      chunk_rows<float>(options, k, q, chunk);
+      break;
+    case Dtype::f16:
+      chunk_rows<f16_t>(options, k, q, chunk);
+      break;
+    case Dtype::bf16:
+      chunk_rows<bf16_t>(options, k, q, chunk);
+      break;
+  }
+  const int dim = static_cast<int>(options.key_dim), C = options.chunk_size;
+  constexpr int LD = GATED_DELTA_TRANSPOSED_LD;
+  transpose(chunk.padded, dim, chunk.k, chunk.ld, transposed, LD);
+  for (int i = 0; i < dim; i++) {  // the products below read columns by 16
+    for (int j = chunk.padded; j < (chunk.padded + 15) / 16 * 16; j++) transposed[i * LD + j] = 0;
+  }
+  for (int i = 0; i < chunk.padded; i += 16) {
+    const int rows = chunk.padded - i < 16 ? chunk.padded - i : 16;
+    const Matrix k_rows{chunk.k + int64_t(i) * chunk.ld, chunk.ld, 1};
+    const Matrix q_rows{chunk.q + int64_t(i) * chunk.ld, chunk.ld, 1};
+    gemm(rows, i + 16, dim, k_rows, transposed, LD, chunk.kk + i * C, C, false);
+    gemm(rows, i + 16, dim, q_rows, transposed, LD, chunk.qk + i * C, C, false);
+  }
+}
+
+void gated_delta_head(const GatedDeltaOptions& options, HeadRows g, HeadRows beta,
+                      const KeyChunk& chunk, const HeadChunk& head) {
+  const int C = options.chunk_size, rows = chunk.rows;
+  // The cumulative log gate in two floats: differences of a plain fp32 sum lose 1e-5 once a token
+  // of g = -30 has passed among those of -0.01.
+  float hi[GATED_DELTA_MAX_CHUNK], lo[GATED_DELTA_MAX_CHUNK];
+  float sum_hi = 0, sum_lo = 0;
+  for (int t = 0; t < C; t++) {
+    const bool counted = t < rows && (!chunk.counts || chunk.counts[t]);
+    head.beta[t] = counted ? load_beta(options.beta_dtype, beta, t) : 0.0f;
+    if (counted) {
+      const float x = load_gate(g, t), s = sum_hi + x, y = s - sum_hi;
+      const float error = ((sum_hi - (s - y)) + (x - y)) + sum_lo;
+      sum_hi = s + error;
+      sum_lo = error - (sum_hi - s);
+    }
+    hi[t] = sum_hi;
+    lo[t] = sum_lo;
+  }
+  const vf last_hi = splat(sum_hi), last_lo = splat(sum_lo);
+  for (int t = 0; t < C; t += W) {
+    store(head.gamma + t, exp(load(hi + t) + load(lo + t)));
+    store(head.decay + t, exp((last_hi - load(hi + t)) + (last_lo - load(lo + t))));
+  }
+  vi lane;
+  for (int i = 0; i < W; i++) lane[i] = i;
+  for (int i = 0; i < chunk.padded; i++) {
+    const float *kk = chunk.kk + i * C, *qk = chunk.qk + i * C;
+    float *l = head.l + i * C, *p = head.p + i * C;
+    const vf hi_i = splat(hi[i]), lo_i = splat(lo[i]), beta_i = splat(head.beta[i]);
+    // read() multiplies P up to the end of its row block.
+    const int end = (i + GEMM_ROWS) / GEMM_ROWS * GEMM_ROWS;
+    for (int j = 0; j < end; j += W) {
+      const vi visible = lane + j <= i;
+      // The mask comes before exp: above the diagonal the difference is positive and may overflow.
+      const vf difference = (hi_i - load(hi + j)) + (lo_i - load(lo + j));
+      const vf gates = exp(visible ? difference : splat(-128.0f));
+      const vf kk_j = load(kk + j), qk_j = load(qk + j);
+      store(l + j, visible ? beta_i * (gates * kk_j) : vf{});
+      store(p + j, visible ? gates * qk_j : vf{});
+    }
+  }
+}
+
+void gated_delta_advance(const GatedDeltaOptions& options, HeadRows v, void* o, int64_t o_row,
+                         int columns, const KeyChunk& chunk, const HeadChunk& head,
+                         float* state, float* vd) {
+  switch (options.dtype) {
+    case Dtype::f32:
+      return advance(options, v, static_cast<float*>(o), o_row, columns, chunk, head, state, vd);
+    case Dtype::f16:
+      return advance(options, v, static_cast<f16_t*>(o), o_row, columns, chunk, head, state, vd);
+    case Dtype::bf16:
+      return advance(options, v, static_cast<bf16_t*>(o), o_row, columns, chunk, head, state, vd);
+  }
+}
+
+void gated_delta_load_slice(int64_t key_dim, int columns, const float* from, float* slice) {
+  if (!from || columns < SLICE) std::memset(slice, 0, key_dim * SLICE * sizeof(float));
+  if (from) transpose(columns, key_dim, from, key_dim, slice, SLICE);
+}
+
+void gated_delta_store_slice(int64_t key_dim, int columns, const float* slice, float* to) {
+  transpose(key_dim, columns, slice, SLICE, to, key_dim);
+}
+
+void gated_delta_steps(const GatedDeltaOptions& options, int64_t length, HeadRows q, HeadRows k,
+                       HeadRows v, HeadRows g, HeadRows beta, const bool* counts, void* o,
+                       int64_t o_row, int rows, const float* state_in, float* state_out,
+                       float* scratch) {
+  switch (options.dtype) {
+    case Dtype::f32:
+      return steps(options, length, q, k, v, g, beta, counts, static_cast<float*>(o), o_row, rows,
+                   state_in, state_out, scratch);
+    case Dtype::f16:
+      return steps(options, length, q, k, v, g, beta, counts, static_cast<f16_t*>(o), o_row, rows,
+                   state_in, state_out, scratch);
+    case Dtype::bf16:
+      return steps(options, length, q, k, v, g, beta, counts, static_cast<bf16_t*>(o), o_row, rows,
+                   state_in, state_out, scratch);
+  }
+}
+
+void gated_delta_gates_rows(const GatedDeltaGates& options, int64_t rows, const void* a,
+                            const void* b, const float* rate, const float* dt_bias, float* g,
+                            float* beta) {
+  switch (options.dtype) {
+    case Dtype::f32:
+      return gates(options, rows, static_cast<const float*>(a), static_cast<const float*>(b), rate,
+                   dt_bias, g, beta);
+    case Dtype::f16:
+      return gates(options, rows, static_cast<const f16_t*>(a), static_cast<const f16_t*>(b), rate,
+                   dt_bias, g, beta);
+    case Dtype::bf16:
+      return gates(options, rows, static_cast<const bf16_t*>(a), static_cast<const bf16_t*>(b),
+                   rate, dt_bias, g, beta);
+  }
+}
+
+}  // namespace chunkdelta::CHUNKDELTA_ISA
