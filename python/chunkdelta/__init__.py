@@ -10,11 +10,14 @@ from chunkdelta.env import check_mlx_version
 
 check_mlx_version()
 
-from chunkdelta.cache import KVPages
+from chunkdelta.cache import KVPages, StatePool
 from chunkdelta.ops import (
     append_kv,
     attention_metadata,
     causal_conv1d,
+    chunk_gated_delta_rule,
+    gated_delta_gates,
+    gated_delta_step,
     paged_attention,
     rope,
     slot_mapping,
@@ -24,10 +27,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "KVPages",
+    "StatePool",
     "__version__",
     "append_kv",
     "attention_metadata",
     "causal_conv1d",
+    "chunk_gated_delta_rule",
+    "gated_delta_gates",
+    "gated_delta_step",
     "paged_attention",
     "rope",
     "slot_mapping",

@@ -10,6 +10,7 @@ void bind_causal_conv1d(nanobind::module_& m);
 void bind_compute(nanobind::module_& m);
 void bind_gated_delta(nanobind::module_& m);
 void bind_rope(nanobind::module_& m);
+void bind_state_pool(nanobind::module_& m);
 
 // Into the submodule `plans`: the plan types, then one function per op (bindings/plans_<op>.cpp).
 void bind_plans(nanobind::module_& plans);

@@ -45,16 +45,15 @@ void bind_gated_delta(nb::module_& m) {
         return gated_delta_step(q, k, v, g, beta, scale, states, mask, qk_l2norm, stream);
       },
       "q"_a, "k"_a, "v"_a, "g"_a, "beta"_a, "scale"_a.none(), "initial_state"_a.none(),
-      "mask"_a.none(), "pool"_a.none(), "state_indices"_a.none(), "qk_l2norm"_a,
-      "stream"_a.none());
+      "mask"_a.none(), "pool"_a.none(), "state_indices"_a.none(), "qk_l2norm"_a, "stream"_a.none());
   m.def(
       "gated_delta_gates",
       [](const mx::array& a, const mx::array& b, const mx::array& a_log, const mx::array& dt_bias,
          std::optional<float> lower_bound, bool allow_neg_eigval, mx::StreamOrDevice stream) {
         return gated_delta_gates(a, b, a_log, dt_bias, lower_bound, allow_neg_eigval, stream);
       },
-      "a"_a, "b"_a, "A_log"_a, "dt_bias"_a,
-        "lower_bound"_a.none(), "allow_neg_eigval"_a, "stream"_a.none());
+      "a"_a, "b"_a, "A_log"_a, "dt_bias"_a, "lower_bound"_a.none(), "allow_neg_eigval"_a,
+      "stream"_a.none());
 }
 
 }  // namespace chunkdelta

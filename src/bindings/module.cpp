@@ -12,6 +12,7 @@ NB_MODULE(_ext, m) {
   chunkdelta::bind_compute(m);
   chunkdelta::bind_gated_delta(m);
   chunkdelta::bind_rope(m);
+  chunkdelta::bind_state_pool(m);
 
   // After the ops: launch plans, for tests/metal_host and explain.
   nb::module_ plans = m.def_submodule("plans", "Launch plans of the GPU ops, as plain data.");

@@ -58,9 +58,8 @@ class Call {
       return a.sequence->length > b.sequence->length;
     });
     if (balanced(units)) {
-      compute_.parallel_for(units.size(), [&](int64_t i, int worker) {
-        run_unit(units[i], worker);
-      });
+      compute_.parallel_for(units.size(),
+                            [&](int64_t i, int worker) { run_unit(units[i], worker); });
     } else {
       run_together(units);
     }
@@ -104,8 +103,7 @@ class Call {
   }
   // Row `column` of the [Dv, Dk] state of a value head.
   int64_t state_at(int64_t index, int64_t head, int64_t column) const {
-    return ((index * options_.value_heads + head) * options_.value_dim + column) *
-           options_.key_dim;
+    return ((index * options_.value_heads + head) * options_.value_dim + column) * options_.key_dim;
   }
   int columns(int64_t slice) const {
     return static_cast<int>(std::min<int64_t>(SLICE, options_.value_dim - slice * SLICE));
@@ -156,9 +154,8 @@ class Call {
     CHUNKDELTA_DISPATCH(gated_delta_head, options_, g(*unit.sequence, t, head),
                         beta(*unit.sequence, t, head), chunk, gates);
   }
-  void advance(const Unit& unit, int64_t t, int64_t head, int64_t slice,
-               const KeyChunk& chunk, const HeadChunk& gates, float* state,
-               float* scratch) {
+  void advance(const Unit& unit, int64_t t, int64_t head, int64_t slice, const KeyChunk& chunk,
+               const HeadChunk& gates, float* state, float* scratch) {
     const int64_t column = slice * SLICE;
     const auto v = activations(arrays_.v, *unit.sequence, t, head, column);
     CHUNKDELTA_DISPATCH(gated_delta_advance, options_, v, o(*unit.sequence, t, head, column),
@@ -221,8 +218,7 @@ class Call {
   void run_unit(const Unit& unit, int worker) {
     const int64_t state_floats = group_ * slices_ * slice_floats_;
     const int64_t floats = state_floats + chunk_floats_ + head_floats_ + scratch_floats_;
-    auto* states =
-        static_cast<float*>(compute_.worker_workspace(worker, floats * sizeof(float)));
+    auto* states = static_cast<float*>(compute_.worker_workspace(worker, floats * sizeof(float)));
     float* chunk_block = states + state_floats;
     const HeadChunk gates = head_view(chunk_block + chunk_floats_);
     float* scratch = chunk_block + chunk_floats_ + head_floats_;
@@ -317,16 +313,16 @@ class Call {
                        head_view(block + chunk_floats_ + h * head_floats_));
         }
       });
-      each_slice([&](int64_t i, const Unit& unit, int64_t h, int64_t head, int64_t slice,
-                     int worker) {
-        for (int64_t a = 0; a < ahead; a++) {
-          const int64_t c = i / per_unit * ahead + a;
-          if (starts[c] < 0) break;
-          float* block = blocks + c * prepared_floats + chunk_floats_;
-          advance(unit, starts[c], head, slice, prepared[c].chunk,
-                  head_view(block + h * head_floats_), unit_state(i), scratch(worker));
-        }
-      });
+      each_slice(
+          [&](int64_t i, const Unit& unit, int64_t h, int64_t head, int64_t slice, int worker) {
+            for (int64_t a = 0; a < ahead; a++) {
+              const int64_t c = i / per_unit * ahead + a;
+              if (starts[c] < 0) break;
+              float* block = blocks + c * prepared_floats + chunk_floats_;
+              advance(unit, starts[c], head, slice, prepared[c].chunk,
+                      head_view(block + h * head_floats_), unit_state(i), scratch(worker));
+            }
+          });
     }
     each_slice([&](int64_t i, const Unit& unit, int64_t, int64_t head, int64_t slice, int) {
       store(head, slice, unit_state(i), arrays_.states_out, unit.sequence->state_out);

@@ -23,9 +23,9 @@ struct GatedDeltaOptions {
   int64_t key_dim, value_dim;  // multiples of 4, at most GATED_DELTA_MAX_HEAD_DIM
   Dtype dtype;                 // of q, k, v and o
   Dtype beta_dtype;
-  float scale;       // of q, after its normalisation
-  bool qk_l2norm;    // divide each row of q and k by sqrt(sum of squares + 1e-6)
-  int chunk_size;    // rows of a chunk: 16, 32 or 64
+  float scale;               // of q, after its normalisation
+  bool qk_l2norm;            // divide each row of q and k by sqrt(sum of squares + 1e-6)
+  int chunk_size;            // rows of a chunk: 16, 32 or 64
   int64_t checkpoint_every;  // a state copy after every so many rows of a sequence; 0: none
 
   bool operator==(const GatedDeltaOptions&) const = default;
@@ -42,7 +42,8 @@ struct StateSequence {
   bool operator==(const StateSequence&) const = default;
 };
 
-// A strided [B, T, H, D] array: element (b, t, h, i) at b * batch + t * token + h * head + i * element.
+// A strided [B, T, H, D] array: element (b, t, h, i) at b * batch + t * token + h * head + i *
+// element.
 struct Rows {
   const void* data;
   int64_t batch, token, head, element;  // strides in elements

@@ -498,8 +498,8 @@ void gated_delta_head(const GatedDeltaOptions& options, HeadRows g, HeadRows bet
 }
 
 void gated_delta_advance(const GatedDeltaOptions& options, HeadRows v, void* o, int64_t o_row,
-                         int columns, const KeyChunk& chunk, const HeadChunk& head,
-                         float* state, float* vd) {
+                         int columns, const KeyChunk& chunk, const HeadChunk& head, float* state,
+                         float* vd) {
   switch (options.dtype) {
     case Dtype::f32:
       return advance(options, v, static_cast<float*>(o), o_row, columns, chunk, head, state, vd);

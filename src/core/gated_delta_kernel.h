@@ -19,13 +19,13 @@ struct HeadRows {
 
 // A chunk of one key head, made ready once for all its value heads and their slices.
 struct KeyChunk {
-  int rows;    // at most C
-  int padded;  // rows up to a multiple of 4: identity steps
-  int ld;      // row stride of k and q
-  float* k;    // [padded, ld], normalised when asked
-  float* q;    // [padded, ld], times scale
-  float* kk;   // [padded, C] K K^T, lower triangle
-  float* qk;   // [padded, C] Q K^T, lower triangle
+  int rows;            // at most C
+  int padded;          // rows up to a multiple of 4: identity steps
+  int ld;              // row stride of k and q
+  float* k;            // [padded, ld], normalised when asked
+  float* q;            // [padded, ld], times scale
+  float* kk;           // [padded, C] K K^T, lower triangle
+  float* qk;           // [padded, C] Q K^T, lower triangle
   const bool* counts;  // [rows] false: identity step; null: all count
 };
 
@@ -56,9 +56,8 @@ CHUNKDELTA_DECLARE_KERNEL(void gated_delta_head(const GatedDeltaOptions& options
 // [C, GATED_DELTA_SLICE].
 CHUNKDELTA_DECLARE_KERNEL(void gated_delta_advance(const GatedDeltaOptions& options, HeadRows v,
                                                    void* o, int64_t o_row, int columns,
-                                                   const KeyChunk& chunk,
-                                                   const HeadChunk& head, float* state,
-                                                   float* vd))
+                                                   const KeyChunk& chunk, const HeadChunk& head,
+                                                   float* state, float* vd))
 
 // Rows [0, columns) of a [Dv, Dk] state <-> a slice [Dk, GATED_DELTA_SLICE]. from null: zeros.
 CHUNKDELTA_DECLARE_KERNEL(void gated_delta_load_slice(int64_t key_dim, int columns,

@@ -7,6 +7,7 @@
 
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
+#include "ops/pool.h"
 
 namespace chunkdelta {
 namespace {
@@ -46,16 +47,18 @@ Dims check_arrays(std::string_view op, bool step, const mx::array& q, const mx::
   };
   core_dtype(op, "q", q);
   for (const auto& [name, a] : {std::pair{"k", &k}, std::pair{"v", &v}}) {
-    expect(a->dtype() == q.dtype(), op, std::string(name) + " of q's dtype (q is " + describe(q) +
-           ")", describe(*a));
+    expect(a->dtype() == q.dtype(), op,
+           std::string(name) + " of q's dtype (q is " + describe(q) + ")", describe(*a));
   }
   expect_shape(op, "v", v, with({d.Hv, d.Dv}), "with q's leading shape");
   check_head_dim(op, "Dk", d.Dk, q);
   check_head_dim(op, "Dv", d.Dv, v);
   expect(d.Hk >= 1 && d.Hv >= 1 && d.Hv % d.Hk == 0, op,
          "Hv value heads in equal groups per key head, Hk = " + text(d.Hk), describe(v));
-  expect(g.ndim() != ndim, op, "g " + rows + ", Hv], one gate per head (per-channel gates, as KDA " +
-         "has them, are not supported yet)", describe(g));
+  expect(g.ndim() != ndim, op,
+         "g " + rows + ", Hv], one gate per head (per-channel gates, as KDA " +
+             "has them, are not supported yet)",
+         describe(g));
   expect_shape(op, "g", g, with({d.Hv}), rows + ", Hv]");
   expect(g.dtype() == mx::float32, op, "g float32, the log of the decay", describe(g));
   expect_shape(op, "beta", beta, with({d.Hv}), rows + ", Hv]");
@@ -85,24 +88,26 @@ std::vector<StateSequence> sequences_of(std::string_view op, const Dims& d,
   const int64_t n = static_cast<int64_t>(offsets.size()) - 1;
   expect(!states.pool || !states.initial, op, "initial_state or state_pool", "both");
   expect(states.pool.has_value() == states.slots.has_value(), op,
-         "state_pool and state_indices together", states.pool ? "no state_indices" : "no state_pool");
+         "state_pool and state_indices together",
+         states.pool ? "no state_indices" : "no state_pool");
   if (states.initial) {
-    expect_shape(op, "initial_state", *states.initial,
-                 {static_cast<int>(n), d.Hv, d.Dv, d.Dk}, "[N, Hv, Dv, Dk]");
+    expect_shape(op, "initial_state", *states.initial, {static_cast<int>(n), d.Hv, d.Dv, d.Dk},
+                 "[N, Hv, Dv, Dk]");
     expect(states.initial->dtype() == mx::float32, op, "initial_state float32",
            describe(*states.initial));
   }
   if (states.pool) {
+    refuse_tracing(op);
     const mx::array& pool = *states.pool;
     expect(pool.ndim() == 4 && pool.shape(1) == d.Hv && pool.shape(2) == d.Dv &&
                pool.shape(3) == d.Dk && pool.dtype() == mx::float32,
            op,
-           "a state pool of [Hv, Dv, Dk] = (" + text(d.Hv) + ", " + text(d.Dv) + ", " +
-               text(d.Dk) + ")",
+           "a state pool of [Hv, Dv, Dk] = (" + text(d.Hv) + ", " + text(d.Dv) + ", " + text(d.Dk) +
+               ")",
            describe(pool));
     const HostInt32& slots = *states.slots;
-    const std::string expected = "state_indices [N] = (" + text(n) + ",), each a slot of its own in 0.." +
-                                 text(pool.shape(0) - 1);
+    const std::string expected = "state_indices [N] = (" + text(n) +
+                                 ",), each a slot of its own in 0.." + text(pool.shape(0) - 1);
     expect(slots.shape.size() == 1 && slots.shape[0] == n, op, expected, describe(slots));
     std::vector<int32_t> sorted = slots.values;
     std::sort(sorted.begin(), sorted.end());
@@ -122,10 +127,9 @@ std::vector<StateSequence> sequences_of(std::string_view op, const Dims& d,
   return sequences;
 }
 
-std::vector<mx::array> build(std::string_view op, bool step, const mx::array& q,
-                             const mx::array& k, const mx::array& v, const mx::array& g,
-                             const mx::array& beta, std::optional<float> scale,
-                             const GatedDeltaStates& states,
+std::vector<mx::array> build(std::string_view op, bool step, const mx::array& q, const mx::array& k,
+                             const mx::array& v, const mx::array& g, const mx::array& beta,
+                             std::optional<float> scale, const GatedDeltaStates& states,
                              const std::optional<HostInt32>& cu_seqlens,
                              const std::optional<mx::array>& mask,
                              std::optional<int> checkpoint_every, bool qk_l2norm, int chunk_size,
@@ -133,8 +137,8 @@ std::vector<mx::array> build(std::string_view op, bool step, const mx::array& q,
   const Dims d = check_arrays(op, step, q, k, v, g, beta, mask);
   expect(!checkpoint_every || *checkpoint_every >= 1, op, "checkpoint_every >= 1",
          text(checkpoint_every.value_or(0)));
-  expect(chunk_size == 16 || chunk_size == 32 || chunk_size == 64, op,
-         "chunk_size in {16, 32, 64}", text(chunk_size));
+  expect(chunk_size == 16 || chunk_size == 32 || chunk_size == 64, op, "chunk_size in {16, 32, 64}",
+         text(chunk_size));
   const int64_t every = checkpoint_every.value_or(0);
   auto sequences = sequences_of(op, d, states, cu_seqlens, every);
   int64_t checkpoints = 0;
@@ -201,8 +205,7 @@ void GatedDeltaRule::eval_cpu(const std::vector<mx::array>& inputs,
   auto& encoder = mx::cpu::get_command_encoder(stream());
   size_t next = 5;
   const mx::array* mask = options_.mask ? &inputs[next++] : nullptr;
-  const mx::array* states =
-      options_.initial_state || options_.pooled ? &inputs[next++] : nullptr;
+  const mx::array* states = options_.initial_state || options_.pooled ? &inputs[next++] : nullptr;
   if (options_.pooled && !states->flags().row_contiguous) {
     throw std::runtime_error("[chunk_gated_delta_rule] expected a dense state pool");
   }
@@ -252,20 +255,20 @@ std::pair<mx::array, mx::array> gated_delta_gates(const mx::array& a, const mx::
   }
   expect(!lower_bound || std::isfinite(*lower_bound), op, "a finite lower_bound", "inf or NaN");
   const mx::Stream s = mx::to_stream(stream);
-  const auto out = mx::array::make_arrays(
-      {a.shape(), a.shape()}, {mx::float32, mx::float32},
-      std::make_shared<GatedDeltaGatesOp>(
-          s, lower_bound.value_or(std::numeric_limits<float>::quiet_NaN()),
-          allow_neg_eigval ? 2.0f : 1.0f),
-      {dense(a, s), dense(b, s), dense(mx::astype(a_log, mx::float32, s), s),
-       dense(mx::astype(dt_bias, mx::float32, s), s)});
+  const auto out =
+      mx::array::make_arrays({a.shape(), a.shape()}, {mx::float32, mx::float32},
+                             std::make_shared<GatedDeltaGatesOp>(
+                                 s, lower_bound.value_or(std::numeric_limits<float>::quiet_NaN()),
+                                 allow_neg_eigval ? 2.0f : 1.0f),
+                             {dense(a, s), dense(b, s), dense(mx::astype(a_log, mx::float32, s), s),
+                              dense(mx::astype(dt_bias, mx::float32, s), s)});
   return {out[0], out[1]};
 }
 
 bool GatedDeltaGatesOp::is_equivalent(const mx::Primitive& other) const {
   const auto& o = static_cast<const GatedDeltaGatesOp&>(other);
-  const bool same_bound = lower_bound_ == o.lower_bound_ ||
-                          (std::isnan(lower_bound_) && std::isnan(o.lower_bound_));
+  const bool same_bound =
+      lower_bound_ == o.lower_bound_ || (std::isnan(lower_bound_) && std::isnan(o.lower_bound_));
   return same_bound && beta_scale_ == o.beta_scale_;
 }
 

@@ -13,9 +13,9 @@ namespace chunkdelta {
 
 // States of a call: given and returned as arrays, or slots of a pool written in place.
 struct GatedDeltaStates {
-  std::optional<mx::array> initial;       // [N, Hv, Dv, Dk]
-  std::optional<mx::array> pool;          // [slots, Hv, Dv, Dk], evaluated, dense
-  std::optional<HostInt32> slots;         // [N], with a pool
+  std::optional<mx::array> initial;  // [N, Hv, Dv, Dk]
+  std::optional<mx::array> pool;     // [slots, Hv, Dv, Dk], evaluated, dense
+  std::optional<HostInt32> slots;    // [N], with a pool
 };
 
 // q, k [B, T, Hk, Dk], v [B, T, Hv, Dv], g, beta [B, T, Hv] -> o [B, T, Hv, Dv], the states

@@ -8,6 +8,7 @@ from chunkdelta.cache.page_allocator import (
     batch_metadata,
 )
 from chunkdelta.cache.pages import KVPages, parse_kv_format
+from chunkdelta.cache.state_pool import StatePool
 
 __all__ = [
     "Appended",
@@ -15,6 +16,7 @@ __all__ = [
     "OutOfPages",
     "PageAllocator",
     "PageTable",
+    "StatePool",
     "batch_metadata",
     "parse_kv_format",
 ]

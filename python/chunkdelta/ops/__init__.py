@@ -2,6 +2,11 @@
 
 from chunkdelta.ops.append_kv import append_kv, slot_mapping
 from chunkdelta.ops.causal_conv1d import causal_conv1d
+from chunkdelta.ops.gated_delta import (
+    chunk_gated_delta_rule,
+    gated_delta_gates,
+    gated_delta_step,
+)
 from chunkdelta.ops.paged_attention import attention_metadata, paged_attention
 from chunkdelta.ops.rope import rope
 
@@ -9,6 +14,9 @@ __all__ = [
     "append_kv",
     "attention_metadata",
     "causal_conv1d",
+    "chunk_gated_delta_rule",
+    "gated_delta_gates",
+    "gated_delta_step",
     "paged_attention",
     "rope",
     "slot_mapping",

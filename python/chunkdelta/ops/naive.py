@@ -5,6 +5,7 @@ The functions are named like the ops and take the same arguments, as NumPy array
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -153,3 +154,94 @@ def merge_states(outs: ArrayLike, lses: ArrayLike) -> tuple[F64, F64]:
         lse = m + np.log(total)
     weights /= np.where(total == 0, 1, total)
     return (weights[..., None] * outs).sum(axis=0), lse
+
+
+def chunk_gated_delta_rule(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    *,
+    scale: float | None = None,
+    initial_state: ArrayLike | None = None,
+    cu_seqlens: Sequence[int] | None = None,
+    mask: ArrayLike | None = None,
+    checkpoint_every: int | None = None,
+    qk_l2norm: bool = False,
+) -> tuple[F64, ...]:
+    """The recurrence itself, token by token (Gated Delta Networks, arXiv 2412.06464, eq. 10)."""
+    q, k, v = np.array(q, np.float64), np.array(k, np.float64), np.array(v, np.float64)
+    g, beta = np.array(g, np.float64), np.array(beta, np.float64)
+    if qk_l2norm:
+        q /= np.sqrt(np.sum(q * q, -1, keepdims=True) + 1e-6)
+        k /= np.sqrt(np.sum(k * k, -1, keepdims=True) + 1e-6)
+    B, T, Hk, Dk = q.shape
+    Hv, Dv = v.shape[2:]
+    scale = Dk**-0.5 if scale is None else scale
+    q, k = np.repeat(q, Hv // Hk, axis=2), np.repeat(k, Hv // Hk, axis=2)
+    if cu_seqlens is None:
+        sequences = [(b, 0, T) for b in range(B)]
+    else:
+        sequences = [(0, begin, end) for begin, end in itertools.pairwise(cu_seqlens)]
+    counts = np.ones((B, T), bool) if mask is None else np.array(mask, bool)
+    states = np.zeros((len(sequences), Hv, Dv, Dk))
+    if initial_state is not None:
+        states[:] = np.array(initial_state, np.float64)
+    o, checkpoints = np.zeros((B, T, Hv, Dv)), []
+    for S, (b, begin, end) in zip(states, sequences, strict=True):
+        for t in range(begin, end):
+            if counts[b, t]:
+                S *= np.exp(g[b, t])[:, None, None]
+                error = v[b, t] - np.einsum("hvk,hk->hv", S, k[b, t])
+                S += (beta[b, t][:, None] * error)[:, :, None] * k[b, t][:, None, :]
+                o[b, t] = scale * np.einsum("hvk,hk->hv", S, q[b, t])
+            if checkpoint_every and (t + 1 - begin) % checkpoint_every == 0:
+                checkpoints.append(S.copy())
+    if checkpoint_every:
+        return o, states, np.array(checkpoints).reshape(-1, Hv, Dv, Dk)
+    return o, states
+
+
+def gated_delta_step(
+    q: ArrayLike,
+    k: ArrayLike,
+    v: ArrayLike,
+    g: ArrayLike,
+    beta: ArrayLike,
+    *,
+    scale: float | None = None,
+    initial_state: ArrayLike | None = None,
+    mask: ArrayLike | None = None,
+    qk_l2norm: bool = False,
+) -> tuple[F64, F64]:
+    """One token of each sequence: the rule above without its row axis."""
+    o, state = chunk_gated_delta_rule(
+        *(np.array(a, np.float64)[:, None] for a in (q, k, v, g, beta)),
+        scale=scale,
+        initial_state=initial_state,
+        mask=None if mask is None else np.array(mask)[:, None],
+        qk_l2norm=qk_l2norm,
+    )
+    return o[:, 0], state
+
+
+def gated_delta_gates(
+    a: ArrayLike,
+    b: ArrayLike,
+    A_log: ArrayLike,
+    dt_bias: ArrayLike,
+    *,
+    lower_bound: float | None = None,
+    allow_neg_eigval: bool = False,
+) -> tuple[F64, F64]:
+    """Log gates and betas, as mlx-lm's gated_delta.py defines them, before rounding."""
+    x = np.array(a, np.float64) + np.array(dt_bias, np.float64)
+    rate = np.exp(np.array(A_log, np.float64))
+
+    def sigmoid(x: F64) -> F64:
+        return np.exp(-np.logaddexp(0, -x))
+
+    g = -rate * np.logaddexp(0, x) if lower_bound is None else lower_bound * sigmoid(rate * x)
+    beta = sigmoid(np.array(b, np.float64))
+    return g, 2 * beta if allow_neg_eigval else beta
