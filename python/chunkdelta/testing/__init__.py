@@ -1,0 +1,1 @@
+"""What the test suite and users' own tests share: error measures, textbook forms, strategies."""
