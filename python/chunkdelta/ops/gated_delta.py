@@ -104,9 +104,7 @@ def chunk_gated_delta_rule(
     options = (checkpoint_every, qk_l2norm, chunk_size, stream)
     if state_pool is None:
         return tuple(
-            _ext.chunk_gated_delta_rule(
-                q, k, v, g, beta, *arguments, None, state_indices, *options
-            )
+            _ext.chunk_gated_delta_rule(q, k, v, g, beta, *arguments, None, state_indices, *options)
         )
 
     def build(pool: mx.array) -> tuple[mx.array, ...]:
