@@ -34,7 +34,7 @@ def chunk_gated_delta_rule(
     qk_l2norm: bool = False,
     chunk_size: int | None = None,
     stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, ...]:
+) -> tuple[Any, ...]:
     """Run the gated delta rule over whole sequences, a chunk of rows at a time.
 
     Per value head, with the state ``S`` ``[Dk, Dv]`` of its sequence (Gated Delta Networks, arXiv
@@ -131,7 +131,7 @@ def gated_delta_step(
     state_indices: HostInts | None = None,
     qk_l2norm: bool = False,
     stream: mx.Stream | mx.Device | None = None,
-) -> tuple[mx.array, ...]:
+) -> tuple[Any, ...]:
     """Advance each sequence of a batch by one token.
 
     The recurrence of :func:`chunk_gated_delta_rule` with T = 1 and no row axis, for decoding: one
