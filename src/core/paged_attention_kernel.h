@@ -1,5 +1,5 @@
-// The inner loops of paged attention: packing a segment's keys and values, and one row tile over
-// it.
+// The inner loops of paged attention: packing a segment's keys and values, a row tile over a packed
+// segment, and few rows over pages directly.
 #pragma once
 
 #include <cstdint>
@@ -12,56 +12,57 @@ namespace chunkdelta {
 
 constexpr int kTileRows = 64;   // (position, q head) pairs of a row tile
 constexpr int kTileKeys = 256;  // keys whose scores a row tile holds
-
-// A segment of one KV head, decoded for the GEMMs. With P the columns of a GEMM register block:
-//   keys    [key / P][head_dim][P]               so that Q K^T reads rows of P keys
-//   values  [column / P][capacity][P or less]    so that P V reads rows of P columns
-struct PackedSegment {
-  float* keys;
-  float* values;
-  int capacity;  // keys, a multiple of every P
-};
-
-struct PackArguments {
-  PageFormat k_format, v_format;
-  int head_dim;
-  int count;                    // keys of the segment
-  const void* const* k_blocks;  // rows of the keys [16 i, 16 i + 16) of the segment
-  const void* const* v_blocks;
-  PackedSegment segment;
-};
-
-struct TileArguments {
-  Dtype dtype;
-  int num_q_heads, group, head_dim;
-  const void* q;      // of the sequence's position 0, first q head of the KV head
-  int64_t row_begin;  // rows are position * group + head
-  int rows;           // at most kTileRows
-  int64_t key_begin;  // of the segment, in the sequence
-  int count;          // keys of the segment
-  int64_t shift;      // keys minus queries: position p sees keys <= p + shift
-  bool causal;
-  int64_t window;  // 0: none
-  float q_scale;   // log2(e) * scale, or scale / softcap
-  float softcap;   // log2(e) * softcap, or 0
-  PackedSegment segment;
-  float *m, *l, *o;  // the tile's running maximum (log2 units), sum and output [rows][padded_dim]
-  float* scratch;    // kTileScratchFloats
-};
-
-// Leading dimensions of the tile's queries and scores: an odd number of cache lines, because rows
-// 1 KiB apart fall into the same cache set.
-constexpr int kTileScratchFloats = kTileRows * (256 + 16) + kTileRows * (kTileKeys + 16);
+constexpr int kSplitRows = 32;  // rows of a unit up to which its keys are split instead of packed
 
 constexpr int padded_head_dim(int head_dim) {
   return (head_dim + 15) / 16 * 16;
 }
 
+// Keys of one KV head. With P the columns of a GEMM register block, `packed` are
+//   keys    [key / P][head_dim][P]               so that Q K^T reads rows of P keys
+//   values  [column / P][capacity][P or less]    so that P V reads rows of P columns
+struct SegmentKeys {
+  PageFormat k_format, v_format;
+  int head_dim;
+  int64_t begin;  // in the sequence, a multiple of 16
+  int count;
+  const void* const* k_blocks;  // rows of the keys [16 i, 16 i + 16) of the segment
+  const void* const* v_blocks;
+  float *packed_keys, *packed_values;
+  int capacity;  // a multiple of every P
+};
+
+// Query rows position * group + head of one KV head, and their running softmax.
+struct RowTile {
+  Dtype dtype;
+  int num_q_heads, group, head_dim;
+  const void* q;  // of the sequence's position 0, first q head of the KV head
+  int64_t row_begin;
+  int rows;       // at most kTileRows
+  int64_t shift;  // keys minus queries: position p sees keys <= p + shift
+  bool causal;
+  int64_t window;    // 0: none
+  float q_scale;     // log2(e) * scale, or scale / softcap
+  float softcap;     // log2(e) * softcap, or 0
+  float *m, *l, *o;  // maximum (log2 units), sum, output [rows][padded_head_dim]
+  float* scratch;    // kTileScratchFloats
+};
+
+// Leading dimension of queries and scores: an odd number of cache lines, because rows 1 KiB apart
+// fall into the same cache set.
+constexpr int kTileLd = 256 + 16;
+static_assert(kTileKeys == 256);
+constexpr int kTileScratchFloats = 2 * kTileRows * kTileLd;
+
 CHUNKDELTA_DECLARE_KERNEL(
     // Keys [begin, end) of the segment, begin a multiple of 64.
-    void pack_segment(const PackArguments& arguments, int begin, int end);
-    void attend_tile(const TileArguments& arguments);
+    void pack_segment(const SegmentKeys& keys, int begin, int end);
+    void attend_packed(const RowTile& tile, const SegmentKeys& keys);
+    // At most kSplitRows rows: decoding into L1 costs less than a pass over packed memory.
+    void attend_pages(const RowTile& tile, const SegmentKeys& keys);
+    // The (m, l, O) of `splits` disjoint key sets, one after the other in memory, into the first.
+    void merge_splits(const RowTile& tile, int64_t splits);
     // o / l in the output's dtype and the natural-log LSE (lse may be null); out and lse as q is.
-    void finish_tile(const TileArguments& arguments, void* out, float* lse))
+    void finish_tile(const RowTile& tile, void* out, float* lse))
 
 }  // namespace chunkdelta
