@@ -43,6 +43,7 @@ LANGUAGE_FLAGS = [
     "-fno-strict-aliasing",
     "-fno-delete-null-pointer-checks",  # an unbound optional argument is a null pointer
     "-Wno-reserved-user-defined-literal",
+    "-fno-caret-diagnostics",
     "-D__METAL__=1",
     "-D__METAL_VERSION__=320",
     "-D__METAL_MACOS__=1",

@@ -120,7 +120,7 @@ class BarrierSite:
     hits: int
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}:{self.column} {self.kind}"
+        return f"{os.path.basename(self.file)}:{self.line}:{self.column} {self.kind}"
 
 
 class LineTable:

@@ -51,7 +51,7 @@ class Mutation:
     def __str__(self) -> str:
         names = {1: "mem_device", 2: "mem_threadgroup"}
         change = "skipped" if self.skip else f"without {names.get(self.drop_flags, 'flags')}"
-        return f"{self.file}:{self.line}:{self.column} {change}"
+        return f"{Path(self.file).name}:{self.line}:{self.column} {change}"
 
 
 @dataclass(frozen=True)

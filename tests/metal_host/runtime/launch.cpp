@@ -119,7 +119,7 @@ void report_divergence(uint32_t simdgroup, const Fiber& at, uint32_t here, uint3
     snprintf(
         what, sizeof what, "is at %s %s:%d",
         other.status == Status::kAtBarrier ? "the threadgroup_barrier" : "the simdgroup function",
-        other.site.file, other.site.line);
+        base_name(other.site.file), other.site.line);
   }
   current = const_cast<Fiber*>(&at);
   report_at(kSimdDivergence, at.site,
@@ -168,7 +168,7 @@ void resolve_barrier() {
   if (other) {
     char place[160] = "has finished";
     if (other->status != Status::kDone) {
-      snprintf(place, sizeof place, "is at %s:%d", other->site.file, other->site.line);
+      snprintf(place, sizeof place, "is at %s:%d", base_name(other->site.file), other->site.line);
     }
     current = at;
     report_at(kBarrierDivergence, at->site,

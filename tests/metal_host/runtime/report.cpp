@@ -53,13 +53,18 @@ void report(Kind kind, uint64_t pc, uint64_t other_pc, const char* format, ...) 
 
 void report_at(Kind kind, const mh_site& site, const char* format, ...) {
   char text[sizeof(Report::text)];
-  int n = snprintf(text, sizeof text, "%s:%d: ", site.file, site.line);
+  int n = snprintf(text, sizeof text, "%s:%d: ", base_name(site.file), site.line);
   if (n < 0 || n >= static_cast<int>(sizeof text)) n = 0;
   va_list args;
   va_start(args, format);
   vsnprintf(text + n, sizeof text - n, format, args);
   va_end(args);
   add(kind, 0, 0, text);
+}
+
+const char* base_name(const char* path) {
+  const char* slash = strrchr(path, '/');
+  return slash ? slash + 1 : path;
 }
 
 char* map_memory(size_t bytes, int protection) {

@@ -46,6 +46,9 @@ __attribute__((format(printf, 4, 5))) void report(Kind kind, uint64_t pc, uint64
 __attribute__((format(printf, 3, 4))) void report_at(Kind kind, const mh_site& site,
                                                      const char* format, ...);
 
+// The last component of a path.
+const char* base_name(const char* path);
+
 // Anonymous memory, or a message and abort: nothing here can go on without it.
 char* map_memory(size_t bytes, int protection);
 

@@ -36,11 +36,17 @@ MH_BUILTIN_SIMD(simd_sum)
 MH_BUILTIN_SIMD(simd_product)
 MH_BUILTIN_SIMD(simd_max)
 MH_BUILTIN_SIMD(simd_min)
-MH_BUILTIN_SIMD(simd_xor)
 MH_BUILTIN_SIMD(simd_prefix_inclusive_sum)
 MH_BUILTIN_SIMD(simd_prefix_exclusive_sum)
 MH_BUILTIN_SIMD(simd_prefix_inclusive_product)
 MH_BUILTIN_SIMD(simd_prefix_exclusive_product)
+// MLX names it for bfloat too, where it has no meaning.
+template <class T>
+MH_COLLECTIVE T __metal_simd_xor(T v, MH_SITE) {
+  if constexpr (metal::is_integral_v<T>) return metal::simd_xor(v, site);
+  mh_rt_fail("simd_xor of floating-point values", site);
+  return v;
+}
 #define MH_BUILTIN_SHUFFLE(NAME)                           \
   template <class T>                                       \
   MH_COLLECTIVE T __metal_##NAME(T v, ushort k, MH_SITE) { \
