@@ -163,3 +163,24 @@ def test_every_barrier_is_needed_or_excused(kernel):
     survivors = {f"{Path(o.mutation.file).name}:{o.mutation.line}" for o in found if o.survived}
     assert len(found) >= 10
     assert survivors == (set(REDUNDANT) if kernel == "attention" else set())
+
+
+def test_counts_of_mlx_kernels():
+    """The figures that docs/concepts/metal-on-host.md shows, to the byte."""
+    from benchmarks.metal_counts import mlx_attention, mlx_gated_delta
+
+    def table(rows, *names):
+        return {r.kernel: tuple(getattr(r.counters, n) / r.per for n in names) for r in rows}
+
+    delta = ("mma", "simd_reductions", "device_bytes_read", "device_bytes_written")
+    assert table(mlx_gated_delta(), *delta, "threadgroup_bytes_read") == {
+        "MLX gated_delta_seq": (0, 256, 165_632, 1_280, 0),
+        "MLX gated_delta_fused_chunk C=8": (204, 2, 26_336, 1_280, 2_560),
+    }
+    moved = ("device_bytes_read", "threadgroup_bytes_read", "threadgroup_bytes_written")
+    rows = list(mlx_attention())
+    assert table(rows, "mma", *moved) == {
+        "MLX attention<half, 32, 16, 256, 256, 4, 2>": (992, 35_136, 166_656, 40_704),
+        "MLX attention<half, 32, 32, 256, 256, 4, 2>": (992, 37_120, 134_912, 39_680),
+    }
+    assert [r.counters.threadgroup_memory for r in rows] == [29_184, 20_482]
