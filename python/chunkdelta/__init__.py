@@ -11,6 +11,7 @@ from chunkdelta.env import check_mlx_version
 check_mlx_version()
 
 from chunkdelta.cache import KVPages, StatePool
+from chunkdelta.models import make_cache
 from chunkdelta.ops import (
     append_kv,
     attention_metadata,
@@ -35,6 +36,7 @@ __all__ = [
     "chunk_gated_delta_rule",
     "gated_delta_gates",
     "gated_delta_step",
+    "make_cache",
     "paged_attention",
     "rope",
     "slot_mapping",

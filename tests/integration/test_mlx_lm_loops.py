@@ -1,0 +1,161 @@
+"""mlx-lm's own loops, unchanged, on an accelerated model: what they generate equals stock."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import mlx.core as mx
+import pytest
+from chunkdelta.models.mlx_lm import accelerate
+from mlx_lm import generate, stream_generate
+from mlx_lm.generate import BatchGenerator, generate_step
+from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
+
+from tests.integration.tiny_models import ARCHITECTURES, VOCAB, build, prompt, stock
+
+TOKENS = 10
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    words = {f"w{i}": i for i in range(VOCAB)} | {"<eos>": VOCAB}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), eos_token="<eos>"
+    )
+
+
+@pytest.fixture(scope="module", params=ARCHITECTURES)
+def pair(request):
+    return stock(request.param), accelerate(build(request.param))
+
+
+def ids(length: int, seed: int) -> list[int]:
+    return prompt(length, seed=seed)[0].tolist()
+
+
+def test_generate(pair, tokenizer):
+    theirs, ours = pair
+    for length, step in ((70, 2048), (70, 16)):
+        texts = [
+            generate(m, tokenizer, ids(length, 3), max_tokens=TOKENS, prefill_step_size=step)
+            for m in (theirs, ours)
+        ]
+        assert texts[0] == texts[1]
+
+
+def test_stream_generate(pair, tokenizer):
+    streams = [list(stream_generate(m, tokenizer, ids(33, 4), max_tokens=TOKENS)) for m in pair]
+    assert [r.token for r in streams[0]] == [r.token for r in streams[1]]
+    for a, b in zip(*streams, strict=True):
+        assert mx.allclose(a.logprobs, b.logprobs, rtol=1e-5, atol=1e-5)
+
+
+def batch_generate(model, prompts, **kwargs) -> tuple[dict[int, list[int]], dict[int, list]]:
+    generator = BatchGenerator(model, **kwargs)
+    uids = generator.insert(prompts, [TOKENS + i for i in range(len(prompts))])
+    tokens: dict[int, list[int]] = {uid: [] for uid in uids}
+    caches = {}
+    while responses := generator.next_generated():
+        for r in responses:
+            tokens[r.uid].append(r.token)
+            if r.finish_reason is not None:
+                caches[r.uid] = r.prompt_cache
+    generator.close()
+    return tokens, caches
+
+
+BATCHES = [
+    pytest.param([5, 40, 17], {}, id="ragged"),
+    pytest.param([24, 24], {}, id="equal"),
+    pytest.param([1, 1, 30], {}, id="single-tokens"),
+    pytest.param(
+        [50, 9, 61, 30, 2],
+        {"completion_batch_size": 3, "prefill_batch_size": 2, "prefill_step_size": 16},
+        id="more-prompts-than-slots",
+    ),
+]
+
+
+@pytest.mark.parametrize(("lengths", "options"), BATCHES)
+def test_batch_generator(pair, lengths, options):
+    """Every prompt of a batch gets what stock generates for it alone."""
+    theirs, ours = pair
+    prompts = [ids(n, 20 + i) for i, n in enumerate(lengths)]
+    tokens, caches = batch_generate(ours, prompts, **options)
+    for (uid, got), p in zip(tokens.items(), prompts, strict=True):
+        want = [t for t, _ in zip_take(generate_step(mx.array(p), theirs), len(got))]
+        assert got == want
+        assert {c.size() for c in caches[uid] if c.size()} == {len(p) + len(got)}
+
+
+def zip_take(generator, n):
+    for _ in range(n):
+        yield next(generator)
+
+
+def test_continue_from_a_returned_cache(pair):
+    """A second turn on the cache that the batch returned, through the prompt cache."""
+    theirs, ours = pair
+    first = ids(30, 40)
+    tokens, caches = batch_generate(ours, [first, ids(12, 41)])
+    history = first + tokens[0]
+    store = LRUPromptCache()
+    store.insert_cache("model", history, caches[0])
+    turn = [*history, *ids(9, 42)]
+    cache, rest = store.fetch_nearest_cache("model", turn)
+    assert rest == turn[len(history) :]
+    for _ in range(2):  # the stored entry serves more than once
+        fork = copy.deepcopy(cache)
+        got = [t for t, _ in zip_take(generate_step(mx.array(rest), ours, prompt_cache=fork), 8)]
+        want = [t for t, _ in zip_take(generate_step(mx.array(turn), theirs), 8)]
+        assert got == want
+
+
+def test_cancelled_requests_give_their_pages_back(pair):
+    _, ours = pair
+    keep = ours.make_cache()  # holds the shared pools
+    pools = [c.pool for c in keep if hasattr(c, "pool")]
+    free = [pool.free_pages for pool in pools]
+    generator = BatchGenerator(ours)
+    uids = generator.insert([ids(90, 50), ids(20, 51)], [50, 50])
+    for _ in range(4):
+        generator.next()
+    assert [pool.free_pages for pool in pools] != free
+    generator.remove(uids)
+    generator.close()
+    del generator
+    assert [pool.free_pages + 0 for pool in pools] == [
+        f + (pool.capacity // pool.page_size - n)
+        for f, pool, n in zip(free, pools, [p.capacity // p.page_size for p in pools], strict=True)
+    ]
+
+
+def test_generation_in_another_thread(pair):
+    """The model is loaded here and generates in a thread with streams of its own, as in
+    mlx-lm's server; twice, in two threads."""
+    theirs, ours = pair
+    p = ids(40, 60)
+    want = [t for t, _ in zip_take(generate_step(mx.array(p), theirs), TOKENS)]
+    results: list[list[int]] = []
+
+    def serve() -> None:
+        stream = mx.new_thread_local_stream(mx.default_device())
+        with mx.stream(stream):
+            tokens, _ = batch_generate(ours, [p, p[:11]], stream=stream)
+        results.append(tokens[0][:TOKENS])
+
+    for _ in range(2):
+        thread = threading.Thread(target=serve)
+        thread.start()
+        thread.join()
+    assert results == [want, want]
+
+
+def test_prompt_cache_of_mlx_lm_is_ours(pair):
+    _, ours = pair
+    kinds = {type(c).__name__ for c in make_prompt_cache(ours)}
+    assert kinds == {"PagedKVCache", "GatedDeltaCache"}
