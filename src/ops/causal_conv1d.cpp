@@ -3,6 +3,8 @@
 #include <memory>
 
 #include "core/causal_conv1d.h"
+#include "core/plans/causal_conv1d.h"
+#include "metal/encoder.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 
@@ -108,8 +110,26 @@ void CausalConv1dOp::eval_cpu(const std::vector<mx::array>& inputs,
   encoder.dispatch([op = std::move(op)] { causal_conv1d(op); });
 }
 
-void CausalConv1dOp::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[causal_conv1d] expected a CPU stream; got a GPU stream");
+void CausalConv1dOp::eval_gpu(const std::vector<mx::array>& inputs,
+                              std::vector<mx::array>& outputs) {
+  for (mx::array& output : outputs) output.set_data(mx::allocator::malloc(output.nbytes()));
+  CausalConv1dCall call;
+  call.dtype = core_dtype(OP, "x", inputs[0]);
+  call.channels = inputs[0].shape(2);
+  call.width = inputs[1].shape(1);
+  call.cu_seqlens = options_.cu_seqlens;
+  call.bias = options_.bias;
+  call.initial_state = options_.initial_state;
+  call.mask = options_.mask;
+  call.silu = options_.silu;
+  PlanArrays arrays{{"x", inputs[0]}, {"weight", inputs[1]}};
+  size_t next = 2;
+  if (options_.bias) arrays.emplace_back("bias", inputs[next++]);
+  if (options_.initial_state) arrays.emplace_back("initial_state", inputs[next++]);
+  if (options_.mask) arrays.emplace_back("mask", inputs[next++]);
+  arrays.emplace_back("y", outputs[0]);
+  arrays.emplace_back("state", outputs[1]);
+  encode_plan(plan_causal_conv1d(call), arrays, stream());
 }
 
 }  // namespace chunkdelta
