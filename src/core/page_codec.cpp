@@ -3,10 +3,9 @@
 namespace chunkdelta {
 
 const std::vector<NamedPageFormat>& page_formats() {
-  static const std::vector<NamedPageFormat> formats{{"f32", PageFormat::f32},
-                                                    {"f16", PageFormat::f16},
-                                                    {"bf16", PageFormat::bf16},
-                                                    {"q8_0", PageFormat::q8_0}};
+  static const std::vector<NamedPageFormat> formats{
+      {"f32", PageFormat::f32},   {"f16", PageFormat::f16},   {"bf16", PageFormat::bf16},
+      {"q8_0", PageFormat::q8_0}, {"q4_0", PageFormat::q4_0}, {"turbo4", PageFormat::turbo4}};
   return formats;
 }
 

@@ -7,11 +7,24 @@
 
 namespace chunkdelta {
 
-// q8_0 is ggml's: blocks of 32 values, each an fp16 scale and 32 int8.
-enum class PageFormat : uint8_t { f32, f16, bf16, q8_0 };
+// Blocks, each with its own scale:
+//   q8_0    ggml: 32 values, an fp16 scale and 32 int8
+//   q4_0    ggml: 32 values, an fp16 scale and 32 nibbles + 8; byte i holds values i and i + 16
+//   turbo4  llama.cpp forks, after TurboQuant: 128 values, an fp16 norm, two bytes of 0 and 128
+//           nibbles that index centroids; byte i holds values 2i and 2i + 1. The values are
+//           rotated: the op rotates q and k before and o after, so codecs know nothing of it.
+enum class PageFormat : uint8_t { f32, f16, bf16, q8_0, q4_0, turbo4 };
 
-constexpr int64_t kQ80Values = 32;
-constexpr int64_t kQ80Bytes = 34;
+constexpr int64_t kQ80Values = 32, kQ80Bytes = 34;
+constexpr int64_t kQ40Values = 32, kQ40Bytes = 18;
+constexpr int64_t kTurbo4Values = 128, kTurbo4Bytes = 68;
+
+// Magnitudes of turbo4's centroids (index 8 to 15; 7 to 0 are their negatives) and the midpoints
+// between them, for a unit vector of 128 values.
+#define CHUNKDELTA_TURBO4_CENTROIDS \
+  0.006938f, 0.020989f, 0.035597f, 0.051262f, 0.068756f, 0.089527f, 0.117195f, 0.173926f
+#define CHUNKDELTA_TURBO4_MIDPOINTS \
+  0.013963f, 0.028293f, 0.043430f, 0.060009f, 0.079142f, 0.103361f, 0.145560f
 
 static inline const char* page_format_name(PageFormat format) {
   switch (format) {
@@ -23,11 +36,15 @@ static inline const char* page_format_name(PageFormat format) {
       return "bfloat16";
     case PageFormat::q8_0:
       return "q8_0";
+    case PageFormat::q4_0:
+      return "q4_0";
+    case PageFormat::turbo4:
+      return "turbo4";
   }
   return "";
 }
 
-// Bytes of one row; a q8_0 row is filled up to whole blocks.
+// Bytes of one row, which is filled up to whole blocks.
 static inline int64_t page_row_bytes(PageFormat format, int64_t head_dim) {
   switch (format) {
     case PageFormat::f32:
@@ -37,6 +54,10 @@ static inline int64_t page_row_bytes(PageFormat format, int64_t head_dim) {
       return head_dim * 2;
     case PageFormat::q8_0:
       return (head_dim + kQ80Values - 1) / kQ80Values * kQ80Bytes;
+    case PageFormat::q4_0:
+      return (head_dim + kQ40Values - 1) / kQ40Values * kQ40Bytes;
+    case PageFormat::turbo4:
+      return (head_dim + kTurbo4Values - 1) / kTurbo4Values * kTurbo4Bytes;
   }
   return 0;
 }

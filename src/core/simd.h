@@ -43,6 +43,7 @@ typedef int32_t vi __attribute__((vector_size(W * 4)));
 typedef uint32_t vu __attribute__((vector_size(W * 4)));
 typedef uint16_t vh __attribute__((vector_size(W * 2)));
 typedef int8_t vb __attribute__((vector_size(W)));
+typedef uint8_t vub __attribute__((vector_size(W)));
 
 static inline vf splat(float x) {
 #if defined(CHUNKDELTA_ISA_avx512)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -10,8 +11,43 @@ import mlx.core as mx
 
 from chunkdelta import _ext
 from chunkdelta.cache.pool import Pool
+from chunkdelta.ops.rotation import BLOCK, Rotation, pad_heads, rotate
 
 T = TypeVar("T")
+
+
+class PageFormatWarning(UserWarning):
+    """A format that is known to lose too much for some models."""
+
+
+def _rotated() -> dict[str, tuple[str, Rotation]]:
+    """Formats whose rows are rotated: name to (codec, rotation)."""
+    return {
+        "q8_0_rot": ("q8_0", "hadamard"),
+        "q4_0_rot": ("q4_0", "hadamard"),
+        "turbo4": ("turbo4", "turbo"),
+    }
+
+
+def page_formats() -> tuple[str, ...]:
+    """Names that ``k_format`` and ``v_format`` take."""
+    codecs = list(_ext.page_formats())
+    return (*codecs, *(name for name in _rotated() if name not in codecs))
+
+
+def page_row_bytes(name: str, head_dim: int) -> int:
+    """Bytes of one key or value of ``head_dim`` values in the format ``name``."""
+    return int(_ext.page_row_bytes(_codec(name)[0], head_dim))
+
+
+def _codec(name: str) -> tuple[str, Rotation | None]:
+    return _rotated().get(name, (name, None))
+
+
+def stored_head_dim(head_dim: int, k_format: str, v_format: str) -> int:
+    """Values of a stored row: whole blocks of 128 where K or V is a turbo format."""
+    turbo = "turbo" in (_codec(k_format)[1], _codec(v_format)[1])
+    return -(-head_dim // BLOCK) * BLOCK if turbo else head_dim
 
 
 def parse_kv_format(name: str) -> tuple[str, str]:
@@ -21,7 +57,7 @@ def parse_kv_format(name: str) -> tuple[str, str]:
         ValueError: a format that does not exist.
     """
     parts = name.split("/")
-    known = _ext.page_formats()
+    known = page_formats()
     if len(parts) > 2 or any(part not in known for part in parts):
         raise ValueError(
             f"[kv_format] expected FORMAT or K_FORMAT/V_FORMAT with formats in "
@@ -49,8 +85,10 @@ class KVPages(Pool):
         num_kv_heads: KV heads.
         head_dim: values of a head, a multiple of 4 up to 256.
         page_size: keys of a page, a multiple of 16. Default: ``64``.
-        k_format: ``"f32"``, ``"f16"``, ``"bf16"`` or ``"q8_0"`` (ggml's blocks of 32 values, 34
-            bytes; 8.5 bits a value where ``head_dim`` is a multiple of 32). Default: ``"bf16"``.
+        k_format: ``"f32"``, ``"f16"``, ``"bf16"``, ``"q8_0"`` or ``"q4_0"`` (ggml's blocks of 32
+            values; 8.5 and 4.5 bits a value), ``"q8_0_rot"`` or ``"q4_0_rot"`` (the same of
+            Hadamard-rotated rows) or ``"turbo4"`` (blocks of 128, 4.25 bits; rows are filled up
+            to a multiple of 128; keys in turbo4 warn). Default: ``"bf16"``.
         v_format: the same for values. Default: ``"bf16"``.
 
     Raises:
@@ -84,11 +122,24 @@ class KVPages(Pool):
             )
         if page_size < 16 or page_size % 16:
             raise ValueError(f"[KVPages] expected page_size a multiple of 16; got {page_size}")
+        for name in (k_format, v_format):
+            parse_kv_format(name)
+        if k_format == "turbo4":
+            warnings.warn(
+                "[KVPages] keys in turbo4 are known to break small models (an error in a score is "
+                "amplified by the softmax): prefer q8_0/turbo4",
+                PageFormatWarning,
+                stacklevel=2,
+            )
         self.num_kv_heads = num_kv_heads
         self.head_dim = head_dim
         self.page_size = page_size
         self.k_format = k_format
         self.v_format = v_format
+        self._codecs, self._rotations = zip(
+            *(_codec(name) for name in (k_format, v_format)), strict=True
+        )
+        self._row_dim = stored_head_dim(head_dim, k_format, v_format)
         self._first_page = [0]
         super().__init__(self._new_slab(num_pages))
         self._first_page.append(num_pages)
@@ -102,10 +153,10 @@ class KVPages(Pool):
         dtypes = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
         return [
             mx.zeros(
-                _ext.slab_shape(name, num_pages, self.num_kv_heads, self.page_size, self.head_dim),
+                _ext.slab_shape(name, num_pages, self.num_kv_heads, self.page_size, self._row_dim),
                 dtypes.get(name, mx.uint8),
             )
-            for name in (self.k_format, self.v_format)
+            for name in self._codecs
         ]
 
     @property
@@ -126,9 +177,8 @@ class KVPages(Pool):
     @property
     def bytes_per_token(self) -> int:
         """Bytes of one token's keys and values."""
-        row = _ext.page_row_bytes
-        rows = row(self.k_format, self.head_dim) + row(self.v_format, self.head_dim)
-        return int(self.num_kv_heads * rows)
+        rows = (page_row_bytes(name, self._row_dim) for name in (self.k_format, self.v_format))
+        return self.num_kv_heads * sum(rows)
 
     def grow(self, num_pages: int) -> None:
         """Add a slab of ``num_pages`` pages; nothing is copied, and ids of pages stay."""
@@ -205,15 +255,19 @@ class KVPages(Pool):
                 )
         size = self.page_size
         touched = self._touched_slabs(lambda low, high: slots.touches(low * size, high * size))
+        rows = [
+            rotate(pad_heads(x, self._row_dim, stream=stream), rotation, stream=stream)
+            for x, rotation in zip((k, v), self._rotations, strict=True)
+        ]
 
         def build(index: int, arrays: list[mx.array], reads: list[mx.array]) -> mx.array:
             return _ext.append_kv(
                 arrays[index],
-                v if index % 2 else k,
+                rows[index % 2],
                 slots,
                 self._first_page[index // 2],
-                self.v_format if index % 2 else self.k_format,
-                self.head_dim,
+                self._codecs[index % 2],
+                self._row_dim,
                 reads,
                 stream,
             )
@@ -234,6 +288,14 @@ class KVPages(Pool):
                 f"got {q.dtype} {q.shape}"
             )
 
+        # The softmax is that of the model's own head, however its rows are stored.
+        scale = self.head_dim**-0.5 if options[0] is None else options[0]
+        dtype = q.dtype
+        if q.ndim == 3:
+            q = rotate(
+                pad_heads(q, self._row_dim, stream=stream), self._rotations[0], stream=stream
+            )
+
         def build(arrays: list[mx.array]) -> tuple[list[mx.array], mx.array]:
             *results, token = _ext.paged_attention(
                 q,
@@ -241,11 +303,15 @@ class KVPages(Pool):
                 arrays[1::2],
                 self._first_page,
                 metadata,
-                self.k_format,
-                self.v_format,
-                *options,
+                *self._codecs,
+                scale,
+                *options[1:],
                 stream,
             )
             return results, token
 
-        return self._read("paged_attention", build)
+        o, *lse = self._read("paged_attention", build)
+        o = rotate(o, self._rotations[1], inverse=True, stream=stream)
+        if self._row_dim != self.head_dim:
+            o = o[..., : self.head_dim]
+        return [o.astype(dtype, stream=stream), *lse]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from chunkdelta import _ext
+from chunkdelta.cache.pages import page_row_bytes, parse_kv_format, stored_head_dim
 from chunkdelta.prefill.shapes import (
     AttentionShape,
     GatedDeltaShape,
@@ -268,25 +269,11 @@ def plan_memory(
     )
 
 
-_FORMATS = ("f32", "f16", "bf16", "q8_0")
-
-
 def kv_bytes_per_token(layer: AttentionShape, kv_format: str) -> int:
     """K and V bytes of one token in one layer, in a page format (``"bf16"``, ``"q8_0/bf16"``)."""
-    rows = sum(_ext.page_row_bytes(name, layer.head_dim) for name in _split_format(kv_format))
-    return layer.num_kv_heads * rows
-
-
-def _split_format(kv_format: str) -> tuple[str, str]:
-    parts = kv_format.split("/")
-    if len(parts) == 1:
-        parts *= 2
-    if len(parts) != 2 or any(p not in _FORMATS for p in parts):
-        raise ValueError(
-            f"[plan_memory] expected kv_format to be one of {', '.join(_FORMATS)}, or two of "
-            f"them as K/V; got {kv_format!r}"
-        )
-    return parts[0], parts[1]
+    names = parse_kv_format(kv_format)
+    stored = stored_head_dim(layer.head_dim, *names)
+    return layer.num_kv_heads * sum(page_row_bytes(name, stored) for name in names)
 
 
 def state_bytes(model: ModelShape) -> int:

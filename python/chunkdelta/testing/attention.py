@@ -8,9 +8,10 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from numpy.typing import NDArray
+
 from chunkdelta.cache.pages import KVPages
 from chunkdelta.ops import append_kv, naive
-from numpy.typing import NDArray
 
 F64 = NDArray[np.float64]
 

@@ -96,7 +96,9 @@ def encode(name: str, x: ArrayLike) -> Bytes:
     if name == "turbo4":
         block = _blocks(x, 128)
         norm = np.linalg.norm(block.astype(np.float64), axis=-1)
-        unit = np.divide(block, norm[..., None], where=norm[..., None] > 1e-10, out=np.zeros_like(block))
+        unit = np.divide(
+            block, norm[..., None], where=norm[..., None] > 1e-10, out=np.zeros_like(block)
+        )
         index = np.searchsorted(TURBO4_MIDPOINTS, turbo_rotate(unit), side="right").astype(np.uint8)
         index[norm <= 1e-10] = np.searchsorted(TURBO4_MIDPOINTS, 0.0, side="right")
         # The stored norm makes the reconstruction as long as the row was.
