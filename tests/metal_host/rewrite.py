@@ -121,6 +121,9 @@ def rewrite(text: str) -> Rewritten:
     text = re.sub(r'\bextern\s+"C"\s*', "", text)
     text = _instantiations(text, out)
     text = _kernels(text, out)
+    names = [e.host_name for e in out.entries]
+    for name in {n for n in names if names.count(n) > 1}:
+        raise RewriteError(f"two kernels are called {name}")
     text = _function_constants(text, out)
     text = _threadgroup_variables(text, out)
 

@@ -187,13 +187,14 @@ class Library:
                 continue
             if isinstance(value, bytes):
                 numbers[index] = memory.add_bytes(value, f"buffer({index})")
-                continue
-            array = np.asarray(value)
-            key = (array.ctypes.data, array.nbytes)
-            if key not in shared or not array.nbytes:
-                undefined = index in outputs or index in partial_outputs
-                shared[key] = memory.add(array, f"buffer({index})", defined=not undefined)
-            numbers[index] = shared[key]
+            elif not isinstance(value, np.ndarray):
+                numbers[index] = memory.add(np.asarray(value), f"buffer({index})")
+            else:
+                key = (value.ctypes.data, value.nbytes)
+                if key not in shared or not value.nbytes:
+                    undefined = index in outputs or index in partial_outputs
+                    shared[key] = memory.add(value, f"buffer({index})", defined=not undefined)
+                numbers[index] = shared[key]
         access = {i: READ_WRITE if i in written else READ for i in numbers}
         result = self.launch(
             memory,

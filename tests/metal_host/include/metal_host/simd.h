@@ -146,6 +146,13 @@ __attribute__((noinline)) MH_UNCHECKED T pick(const gathered& g, int lane, mh_si
   __builtin_memset(&nothing, 0xFF, sizeof nothing);
   return nothing;
 }
+
+// The lanes that gave true.
+inline __attribute__((noinline)) MH_UNCHECKED uint true_lanes(const gathered& g) {
+  uint lanes = 0;
+  for (int i = 0; i < 32; i++) lanes |= uint(g.has(i) && g.get<bool>(i)) << i;
+  return lanes;
+}
 }  // namespace metal_host
 
 namespace metal {
@@ -239,7 +246,7 @@ MH_COLLECTIVE T simd_shuffle_and_fill_down(T v, T fill, ushort k, MH_SITE) {
 template <class T>
 MH_COLLECTIVE T simd_broadcast_first(T v, MH_SITE) {
   auto g = metal_host::gather(MH_OP_SHUFFLE, metal_host::f_broadcast_first, 0, v, site);
-  return g.template get<T>(__builtin_ctz(g.slots.mask));
+  return metal_host::pick<T>(g, __builtin_ctz(g.slots.mask), site);
 }
 
 struct simd_vote {
@@ -252,23 +259,15 @@ struct simd_vote {
 };
 MH_COLLECTIVE simd_vote simd_ballot(bool b, MH_SITE) {
   auto g = metal_host::gather(MH_OP_BALLOT, metal_host::f_ballot, 0, b, site);
-  ulong votes = 0;
-  for (int i = 0; i < 32; i++) {
-    if (g.has(i) && g.get<bool>(i)) votes |= 1ull << i;
-  }
-  return simd_vote(votes);
+  return simd_vote(metal_host::true_lanes(g));
 }
 MH_COLLECTIVE bool simd_all(bool b, MH_SITE) {
   auto g = metal_host::gather(MH_OP_BALLOT, metal_host::f_all, 0, b, site);
-  bool all = true;
-  for (int i = 0; i < 32; i++) all &= !g.has(i) || g.get<bool>(i);
-  return all;
+  return metal_host::true_lanes(g) == g.slots.mask;
 }
 MH_COLLECTIVE bool simd_any(bool b, MH_SITE) {
   auto g = metal_host::gather(MH_OP_BALLOT, metal_host::f_any, 0, b, site);
-  bool any = false;
-  for (int i = 0; i < 32; i++) any |= g.has(i) && g.get<bool>(i);
-  return any;
+  return metal_host::true_lanes(g) != 0;
 }
 MH_COLLECTIVE bool simd_is_first(MH_SITE) {
   auto g = metal_host::gather(MH_OP_BALLOT, metal_host::f_is_first, 0, true, site);
