@@ -151,7 +151,7 @@ def test_a_chunk_longer_than_the_prompt_is_planned_as_the_prompt():
     ],
 )
 def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=r"^\[plan_memory\] expected .*" + message):
+    with pytest.raises(ValueError, match=r"^\[(plan_memory|kv_format)\] expected .*" + message):
         plan_memory(TINY, **arguments)
 
 
