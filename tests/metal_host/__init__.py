@@ -40,10 +40,10 @@ Mutants, switched at run time by site (no recompile)::
 would refuse; ``flatten(path, include)`` makes the one text that is compiled just in time on a Mac.
 """
 
-from .flatten import flatten
+from .flatten import METAL_ROOT, flatten, metal_sources
 from .memory import Options
 from .mutants import mutants
-from .plan import METAL_ROOT, PlanResult, execute_plan
+from .plan import PlanResult, execute_plan
 from .report import BarrierSite, Counters, MetalError, Report
 from .run import LaunchResult, Library, Mutation
 from .scan import RewriteError
@@ -65,6 +65,7 @@ __all__ = [
     "RewriteError",
     "execute_plan",
     "flatten",
+    "metal_sources",
     "mutants",
     "typecheck",
 ]

@@ -17,12 +17,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from .flatten import flatten
+from .constants import Constant
+from .flatten import METAL_ROOT, flatten
 from .memory import READ, READ_WRITE, WRITE, Memory, Options
 from .report import UNWRITTEN_OUTPUT, BarrierSite, Counters, MetalError, Report
 from .run import DEFAULT, Array, LaunchResult, Library, Mutation
 
-METAL_ROOT = Path(__file__).resolve().parents[2] / "metal"
 MAX_PARAMS_BYTES = 4096  # of setBytes
 SCRATCH_SHIFT = 1  # log2 of the bytes of scratch that are tracked as one
 
@@ -89,7 +89,7 @@ def plan_library(root: Path, source: str, kernel: str, mode: str, flattened: boo
     if flattened:
         text = flatten(path, [root])
         return Library(text, mode=mode, name=path.name, only=re.escape(kernel))
-    return Library(path, mode=mode, include=[root, path.parent], only=re.escape(kernel))
+    return Library(path, mode=mode, include=[root], only=re.escape(kernel))
 
 
 def execute_plan(
@@ -168,7 +168,7 @@ def execute_plan(
             launch.grid,
             launch.threadgroup,
             bindings,
-            constants={c.index: c.value for c in launch.constants},
+            constants={c.index: _typed(c) for c in launch.constants},
             threadgroup_memory={t.index: t.bytes for t in launch.threadgroup_memory},
             options=options,
             mutation=mutation,
@@ -192,6 +192,15 @@ def execute_plan(
         out[role] = np.empty(arrays[role].shape, arrays[role].dtype)
         memory.read_into(numbers[role], out[role])
     return PlanResult(out, tuple(results), tuple(reports))
+
+
+_CONSTANT_TYPES = {"bool": np.bool_, "int": np.int32, "uint": np.uint32, "float": np.float32}
+
+
+def _typed(constant: Any) -> Constant:
+    """The value in the type that the plan gives it, which must be the declared one."""
+    value: Constant = _CONSTANT_TYPES[constant.type](constant.value)
+    return value
 
 
 def _access(access: Any) -> int:
