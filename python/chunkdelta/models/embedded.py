@@ -62,6 +62,7 @@ def build(*, seed: int = 0, dtype: mx.Dtype = mx.bfloat16, **overrides: Any) -> 
 
     Raises:
         ImportError: If mlx-lm is not installed.
+        ValueError: If an override is no entry of ``CONFIG``.
 
     Example:
         >>> model = build(vocab_size=512)
@@ -70,6 +71,9 @@ def build(*, seed: int = 0, dtype: mx.Dtype = mx.bfloat16, **overrides: Any) -> 
     """
     from mlx_lm.models import qwen3_5
 
+    unknown = sorted(set(overrides) - set(CONFIG))
+    if unknown:
+        raise ValueError(f"[embedded] expected overrides among {sorted(CONFIG)}; got {unknown}")
     config = {**CONFIG, **overrides}
     vocab, hidden = config["vocab_size"], config["hidden_size"]
     # The embedding is drawn in place, a block of rows at a time: drawn at once, MLX would hold

@@ -103,7 +103,7 @@ def prefill(
     Example:
         >>> from chunkdelta.models import embedded
         >>> from chunkdelta.models.mlx_lm import accelerate, make_cache
-        >>> model = accelerate(embedded.build(vocab=512))
+        >>> model = accelerate(embedded.build(vocab_size=512))
         >>> cache = make_cache(model, max_tokens=64)
         >>> prefill(model, [1, 2, 3, 4, 5], cache, chunk_size=2).shape
         (1, 512)
