@@ -1,24 +1,13 @@
 """The macOS extension compiles, links, and leaves no symbol to chance; the check sees mistakes."""
 
-import importlib.util
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.build_scripts import ROOT, load
+
 pytest.importorskip("ziglang", reason="the cross compiler comes with the extra `test`")
-
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, ROOT / "cmake" / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 cross_link, check_macho = load("cross_link"), load("check_macho")
 WORK = ROOT / "build" / "cross-macos"
 

@@ -1,17 +1,11 @@
 """Flattened Metal sources: what MLX compiles on a user's machine."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from chunkdelta import _ext
 
-ROOT = Path(__file__).resolve().parents[2]
-spec = importlib.util.spec_from_file_location("flatten_metal", ROOT / "cmake/flatten_metal.py")
-flatten_metal = importlib.util.module_from_spec(spec)
-sys.modules[spec.name] = flatten_metal
-spec.loader.exec_module(flatten_metal)
+from tests.build_scripts import ROOT, load
+
+flatten_metal = load("flatten_metal")
 
 
 def write(folder, **files):
