@@ -1,4 +1,5 @@
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/variant.h>
@@ -9,6 +10,7 @@
 #include "core/compute.h"
 #include "core/page_codec.h"
 #include "ops/append_kv.h"
+#include "ops/merge_states.h"
 #include "ops/paged_attention.h"
 #include "ops/pool.h"
 
@@ -118,6 +120,10 @@ void bind_attention(nb::module_& m) {
       "q"_a, "k"_a, "v"_a, "first_page"_a, "metadata"_a, "k_format"_a, "v_format"_a,
       "scale"_a.none(), "causal"_a, "window"_a.none(), "softcap"_a.none(), "sinks"_a.none(),
       "return_lse"_a, "stream"_a.none());
+  m.def("merge_states",
+        static_cast<std::pair<mx::array, mx::array> (*)(const mx::array&, const mx::array&,
+                                                        mx::StreamOrDevice)>(&merge_states),
+        "outs"_a, "lses"_a, "stream"_a.none());
   m.def(
       "paged_attention_workspace",
       [](const std::vector<int32_t>& seq_lens, const std::vector<int32_t>& cu_seqlens_q,

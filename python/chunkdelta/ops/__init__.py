@@ -7,6 +7,7 @@ from chunkdelta.ops.gated_delta import (
     gated_delta_gates,
     gated_delta_step,
 )
+from chunkdelta.ops.merge_states import merge_states
 from chunkdelta.ops.paged_attention import attention_metadata, paged_attention
 from chunkdelta.ops.rope import rope
 
@@ -17,6 +18,7 @@ __all__ = [
     "chunk_gated_delta_rule",
     "gated_delta_gates",
     "gated_delta_step",
+    "merge_states",
     "paged_attention",
     "rope",
     "slot_mapping",
