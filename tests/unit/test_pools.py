@@ -175,7 +175,7 @@ def test_tracers_are_refused():
         lambda: mx.vmap(reads)(q[None]),
         lambda: mx.vmap(writes)(x[None]),
     ):
-        with pytest.raises(ValueError, match="outside mx.compile, mx.grad and mx.vmap"):
+        with pytest.raises(ValueError, match=r"outside mx\.compile, mx\.grad and mx\.vmap"):
             traced()
     assert pages.generation == 1
     assert read(pages)[0, 0, 0].item() == 1.0
@@ -276,8 +276,8 @@ def test_two_threads_at_once_are_right_or_refused():
                     mx.eval(got, pages.arrays)
                     outcome = "right" if got[0, 0, 0].item() == value else "wrong"
                 except ValueError as error:
-                    assert "of other threads to be evaluated" in str(error)
-                    outcome = "refused"
+                    known = "of other threads to be evaluated" in str(error)
+                    outcome = "refused" if known else "wrong"
                 with lock:
                     counts[outcome] += 1
 
