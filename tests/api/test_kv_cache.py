@@ -9,8 +9,11 @@ import chunkdelta
 import mlx.core as mx
 import numpy as np
 import pytest
+from chunkdelta.cache.gated_delta_cache import GatedDeltaCache
 from chunkdelta.cache.kv_cache import PagedKVCache, SharedPools
 from chunkdelta.cache.kv_pool import KVPool
+from chunkdelta.models.mlx_lm import load_prompt_cache
+from mlx_lm.models.cache import KVCache, save_prompt_cache
 
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 16
 SCALE = DIM**-0.5
@@ -261,3 +264,43 @@ def test_make_cache_counts_bytes_exactly():
         chunkdelta.make_cache(model, max_tokens=8, kv_format="q3")
     with pytest.raises(ValueError, match=r"\[make_cache\] expected a model that .*accelerate"):
         chunkdelta.make_cache(build("qwen3_5"), max_tokens=8)
+
+
+@pytest.mark.parametrize("kv_format", ["f32", "q8_0/bf16"])
+def test_state_round_trip_through_a_file(tmp_path, kv_format):
+    """What mlx-lm's save_prompt_cache writes comes back; the copy lives apart."""
+
+    p = KVPool(3, KV_HEADS, DIM, page_size=PAGE, kv_format=kv_format, growable=True)
+    caches = [PagedKVCache(p), PagedKVCache(p), PagedKVCache(p)]
+    rng = np.random.default_rng(0)
+
+    def append(cache, rows, columns, seed):
+        t = rows * columns
+        q, k, v = (
+            mx.random.normal((t, h, DIM), key=mx.random.key(seed + i))
+            for i, h in enumerate((HEADS, KV_HEADS, KV_HEADS))
+        )
+        return cache.update_and_attend(q, k, v, scale=SCALE, rows=rows, columns=columns)
+
+    for i, n in enumerate(rng.integers(1, 60, 2)):
+        append(caches[i], 1, int(n), i)
+    batch = PagedKVCache.merge(caches)
+    file = str(tmp_path / "cache.safetensors")
+    save_prompt_cache(file, [batch, GatedDeltaCache()], {"key": "value"})
+    (again, other), metadata = load_prompt_cache(file)
+    assert metadata == {"key": "value"}
+    assert other.empty()
+    assert again.lengths == batch.lengths
+    assert mx.array_equal(again.offset, batch.offset)
+    assert again.pool is not p
+    before = batch.lengths
+    got = append(again, 3, 17, 50)
+    assert batch.lengths == before
+    assert mx.array_equal(got, append(batch, 3, 17, 50))
+    assert PagedKVCache.from_state(PagedKVCache(p).state).empty()
+
+
+def test_prompt_caches_of_stock_models_are_refused(tmp_path):
+    save_prompt_cache(str(tmp_path / "c.safetensors"), [KVCache()])
+    with pytest.raises(ValueError, match=r"\[load_prompt_cache\] expected .*; got KVCache in"):
+        load_prompt_cache(tmp_path / "c.safetensors")

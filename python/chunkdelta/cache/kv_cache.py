@@ -331,11 +331,53 @@ class PagedKVCache:
 
     @property
     def state(self) -> tuple[Any, ...]:
-        """What is to be evaluated: the pools' arrays, and which pages the rows hold."""
+        """Pools' arrays, rows and shapes: what to evaluate after a chunk, and what to save.
+
+        Assigning a state copies the rows' pages into a pool of this cache's own, which grows.
+        """
         pools = {id(row.pool): row.pool for row in self._rows or []} or {0: self.pool}
-        arrays = [a for pool in pools.values() for a in pool.pages.arrays]
-        tables = [mx.array(row.table.pages, mx.int32) for row in self._rows or []]
-        return arrays, tables, self.lengths, [] if self._after is None else [self._after]
+        order = list(pools)
+        rows = [
+            (order.index(id(row.pool)), mx.array(row.table.pages, mx.int32), row.table.length)
+            for row in self._rows or []
+        ]
+        pages = self.pool.pages
+        shape = (pages.num_kv_heads, pages.head_dim, pages.page_size, self.pool.kv_format)
+        arrays = [pool.pages.arrays for pool in pools.values()]
+        return arrays, rows or None, shape, self._batched, self._after
+
+    @state.setter
+    def state(self, value: tuple[Any, ...]) -> None:
+        arrays, rows, (heads, head_dim, page_size, kv_format), self._batched, _ = value
+        held = sum(table.size for _, table, _ in rows or [])
+        self.pool = KVPool(
+            max(1, held),
+            heads,
+            head_dim,
+            page_size=page_size,
+            kv_format=kv_format,
+            growable=True,
+        )
+        if held:
+            parts = [
+                [mx.take(mx.concatenate(arrays[p][i::2]), table, axis=0) for i in (0, 1)]
+                for p, table, _ in rows
+            ]
+            self.pool.pages.load(*(mx.concatenate([part[i] for part in parts]) for i in (0, 1)))
+        self._rows = None if rows is None else [_Row.new(self.pool) for _ in rows]
+        if self._rows:  # a new pool hands out its pages in order
+            self.pool.extend(
+                [(r.table, int(n)) for r, (_, _, n) in zip(self._rows, rows, strict=True)]
+            )
+        self._padding = Padding(rows=None if rows is None else len(rows))
+        self._after = None
+
+    @classmethod
+    def from_state(cls, state: tuple[Any, ...]) -> PagedKVCache:
+        """A cache of its own with a saved state's rows."""
+        cache = cls.__new__(cls)
+        cache.state = state
+        return cache
 
 
 class SharedPools:

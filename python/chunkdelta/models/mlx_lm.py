@@ -18,6 +18,7 @@ from chunkdelta.cache.gated_delta_cache import GatedDeltaCache
 from chunkdelta.cache.kv_cache import FORMATS, PagedKVCache, SharedPools
 from chunkdelta.cache.kv_pool import KVPool
 from chunkdelta.models import olmo_hybrid, qwen3_5, qwen3_next
+from chunkdelta.models.prompt_cache import load_prompt_cache
 from chunkdelta.prefill.shapes import (
     AttentionShape,
     GatedDeltaShape,
@@ -25,6 +26,16 @@ from chunkdelta.prefill.shapes import (
     MlpShape,
     ModelShape,
 )
+
+__all__ = [
+    "accelerate",
+    "activation_dtype",
+    "default_kv_format",
+    "is_accelerated",
+    "load_prompt_cache",
+    "make_cache",
+    "restore",
+]
 
 SUPPORTED = "Qwen3.5 (dense or MoE), Qwen3-Next or Olmo-Hybrid"
 
@@ -141,9 +152,9 @@ def make_cache(
         max_tokens: Tokens that the pages hold, prompt and generated ones, over all sequences of a
             batch (each sequence is rounded up to whole pages).
         page_size: Tokens in a page, a multiple of 16. Default: ``64``.
-        kv_format: Storage format of K and V: ``"f32"``, ``"f16"``, ``"bf16"``, ``"q8_0"``, or
-            two of them as ``"K/V"``. Default: ``None``, the activations' own, which loses nothing
-            (``"bf16"`` for a bf16 model).
+        kv_format: Storage format of K and V (see :class:`chunkdelta.KVPages`), or two of them as
+            ``"K/V"``. Default: ``None``, the activations' own (``"bf16"`` for a bf16 model),
+            which rounds nothing.
 
     Returns:
         A :class:`PagedKVCache` for each attention layer, a :class:`GatedDeltaCache` for each
