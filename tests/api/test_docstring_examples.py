@@ -5,9 +5,8 @@ import importlib
 import inspect
 import pkgutil
 
-import pytest
-
 import chunkdelta
+import pytest
 
 PUBLIC = sorted(name for name in chunkdelta.__all__ if callable(getattr(chunkdelta, name)))
 
