@@ -62,8 +62,8 @@ def main() -> None:
     from chunkdelta import _ext
     from chunkdelta.measure import decode
     from chunkdelta.models.mlx_lm import accelerate, make_cache
-    from chunkdelta.prefill.loop import prefill
-    from chunkdelta.prefill.memory import plan_memory
+    from chunkdelta.loop.prefill import prefill
+    from chunkdelta.loop.memory import plan_memory
 
     from benchmarks.memory_ladder import fill
     from benchmarks.resident import reset_high_water, resident_bytes, resident_high_water

@@ -112,9 +112,9 @@ def prefill(
     Without options: 40,960 tokens of Python's own documentation, through a real Qwen tokenizer and
     an embedded model of the Qwen3.5 architecture with seeded weights.
     """
+    from chunkdelta.loop.memory import plan_memory
+    from chunkdelta.loop.prefill import PrefillCancelled
     from chunkdelta.measure import Job, available_bytes, run_prefill, run_stock
-    from chunkdelta.prefill.loop import PrefillCancelled
-    from chunkdelta.prefill.memory import plan_memory
 
     count = tokens or (COMPARE_TOKENS if compare else DEFAULT_TOKENS)
     with _refusals(), _interruptible() as pressed:
@@ -182,7 +182,7 @@ def _accelerated(job: Any) -> Any:
 @contextmanager
 def _progress() -> Iterator[Callable[[Any, Any], None]]:
     """A progress bar on stderr: tokens, tokens/s, memory now against planned."""
-    from chunkdelta.prefill.memory import format_bytes
+    from chunkdelta.loop.memory import format_bytes
 
     bar = Progress(
         TextColumn("prefill"),
@@ -253,8 +253,8 @@ def plan(
     """
     import psutil
 
+    from chunkdelta.loop.memory import plan_memory
     from chunkdelta.models.shapes import named_shape, shape_from_directory
-    from chunkdelta.prefill.memory import plan_memory
     from chunkdelta.report import plan_table, verdict
 
     with _refusals():

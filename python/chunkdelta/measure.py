@@ -13,11 +13,11 @@ import numpy as np
 import psutil
 
 from chunkdelta import _ext
+from chunkdelta.loop.memory import MemoryPlan, plan_memory
+from chunkdelta.loop.prefill import prefill
+from chunkdelta.loop.shapes import ModelShape
 from chunkdelta.models import embedded
 from chunkdelta.models.shapes import parameter_count, shape_from_config, shape_from_directory
-from chunkdelta.prefill.loop import prefill
-from chunkdelta.prefill.memory import MemoryPlan, plan_memory
-from chunkdelta.prefill.shapes import ModelShape
 
 
 @dataclass

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from chunkdelta.loop.memory import MemoryPlan, format_bytes
 from chunkdelta.measure import Run
-from chunkdelta.prefill.memory import MemoryPlan, format_bytes
 
 
 def run_table(run: Run, stock: Sequence[Run] = ()) -> Table:

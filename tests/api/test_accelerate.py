@@ -220,7 +220,7 @@ def test_a_copied_model_has_pools_of_its_own():
 
 
 def test_memory_shape_counts_what_the_caches_hold():
-    from chunkdelta.prefill.memory import state_bytes
+    from chunkdelta.loop.memory import state_bytes
 
     for name in ARCHITECTURES:
         model = accelerate(build(name))

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 from chunkdelta import cli
+from chunkdelta.loop.memory import plan_memory
 from chunkdelta.models import embedded
 from chunkdelta.models.shapes import named_shape
-from chunkdelta.prefill.memory import plan_memory
 from click.testing import CliRunner
 
 JSON_KEYS = [

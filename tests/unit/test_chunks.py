@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from chunkdelta.prefill.chunks import plan_chunks
+from chunkdelta.loop.chunks import plan_chunks
 from hypothesis import given
 from hypothesis import strategies as st
 

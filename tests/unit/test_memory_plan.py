@@ -2,21 +2,21 @@
 
 import mlx.core as mx
 import pytest
-from chunkdelta.models.shapes import named_shape
-from chunkdelta.prefill.memory import (
+from chunkdelta.loop.memory import (
     ChunkPlan,
     enforce_limit,
     format_bytes,
     one_call_bytes,
     plan_memory,
 )
-from chunkdelta.prefill.shapes import (
+from chunkdelta.loop.shapes import (
     AttentionShape,
     GatedDeltaShape,
     LayerShape,
     MlpShape,
     ModelShape,
 )
+from chunkdelta.models.shapes import named_shape
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from chunkdelta.prefill.loop import PrefillCancelled, PrefillModel, prefill
-from chunkdelta.prefill.shapes import AttentionShape, LayerShape, MlpShape, ModelShape
+from chunkdelta.loop.prefill import PrefillCancelled, PrefillModel, prefill
+from chunkdelta.loop.shapes import AttentionShape, LayerShape, MlpShape, ModelShape
 
 HIDDEN, VOCAB = 8, 32
 

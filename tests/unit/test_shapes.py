@@ -4,6 +4,7 @@ import json
 
 import mlx.core as mx
 import pytest
+from chunkdelta.loop.shapes import AttentionShape, GatedDeltaShape, LayerShape, MlpShape
 from chunkdelta.models import embedded
 from chunkdelta.models.shapes import (
     NAMED_CONFIGS,
@@ -12,7 +13,6 @@ from chunkdelta.models.shapes import (
     shape_from_config,
     shape_from_directory,
 )
-from chunkdelta.prefill.shapes import AttentionShape, GatedDeltaShape, LayerShape, MlpShape
 from mlx.utils import tree_flatten
 
 TINY = embedded.CONFIG | {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 96}

@@ -319,6 +319,22 @@ class PagedKVCache:
         """Bytes of the pages held; pages shared with other caches count in each."""
         return sum(len(row.table.pages) * row.pool.page_bytes for row in self._rows or [])
 
+    def held_pages(self) -> list[tuple[KVPool, list[int]]]:
+        """The pages of each row, and the pool that they are in."""
+        return [(row.pool, row.table.pages) for row in self._rows or []]
+
+    def restore(self, tokens: int, k: mx.array, v: mx.array) -> None:
+        """Take over a sequence's stored pages (:meth:`KVPages.read_pages`) into an empty cache."""
+        self.check(1, tokens)
+        row = _Row.new(self.pool)
+        self.pool.extend([(row.table, tokens)])
+        try:
+            self.pool.pages.write_pages(row.table.pages, k, v)
+        except ValueError:
+            row.table.release()
+            raise
+        self._rows = [row]
+
     @property
     def keys(self) -> mx.array:
         """The pool's first array. mlx-lm's pipelined models order a send after it by assigning

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ class KVPool:
     Attributes:
         pages: The :class:`KVPages` that the kernels read and write.
         allocator: The :class:`PageAllocator` of these pages.
+        reclaim: Called as ``reclaim(pool, pages)`` when a pool that does not grow has fewer free
+            pages than a sequence needs, to give up what it holds in reserve
+            (:meth:`PrefixCache.attach`). Default: ``None``.
 
     Example:
         >>> from chunkdelta.cache.kv_pool import KVPool
@@ -65,6 +68,7 @@ class KVPool:
         self.allocator = PageAllocator(num_pages)
         self.kv_format = kv_format
         self.growable = growable
+        self.reclaim: Callable[[KVPool, int], None] | None = None
         self._lock = threading.Lock()
 
     @property
@@ -109,6 +113,8 @@ class KVPool:
 
     def _short(self, work: Work) -> int:
         needed = self._needed(work)
+        if needed > self.free_pages and not self.growable and self.reclaim is not None:
+            self.reclaim(self, needed)
         free = self.free_pages
         if needed > free and not self.growable:
             tokens = sum(count for _, count in work)

@@ -16,6 +16,18 @@ from chunkdelta.ops.rotation import BLOCK, Rotation, pad_heads, rotate
 T = TypeVar("T")
 
 
+def _runs(pages: Sequence[int], slabs: Sequence[range]) -> list[list[int]]:
+    """Pages in order, split into runs of consecutive ids within one slab."""
+    ends = {ids.stop for ids in slabs}
+    runs: list[list[int]] = []
+    for page in pages:
+        if runs and page == runs[-1][-1] + 1 and page not in ends:
+            runs[-1].append(page)
+        else:
+            runs.append([page])
+    return runs
+
+
 class PageFormatWarning(UserWarning):
     """A format that is known to lose too much for some models."""
 
@@ -232,9 +244,7 @@ class KVPages(Pool):
             raise ValueError(
                 f"[{op}] expected a source per target; got {len(source)} and {len(target)}"
             )
-        for page in source + target:
-            if not 0 <= page < self.num_pages:
-                raise ValueError(f"[{op}] expected page ids in 0..{self.num_pages - 1}; got {page}")
+        self._check_pages(op, source + target)
         if len(set(target)) < len(target) or set(target) & set(source):
             raise ValueError(
                 f"[{op}] expected distinct targets that are no sources; got {source} to {target}"
@@ -250,6 +260,75 @@ class KVPages(Pool):
 
         # Sources lie in any slab of the same kind (K or V).
         self._write(op, touched, build, lambda written, other: written % 2 == other % 2)
+
+    def read_pages(self, pages: Sequence[int]) -> tuple[mx.array, mx.array]:
+        """The stored bytes of pages: K and V ``[n, num_kv_heads, page_size, ...]`` as in the pool.
+
+        Consecutive pages of one slab are a view, others a copy; evaluate before the next write.
+
+        Raises:
+            ValueError: page ids out of range.
+        """
+        op = "read_pages"
+        pages = [int(p) for p in pages]
+        self._check_pages(op, pages)
+        slabs = [range(low, high) for low, high in pairwise(self._first_page)]
+
+        def gather(arrays: list[mx.array]) -> mx.array:
+            parts = []
+            for run in _runs(pages, slabs):
+                slab = next(i for i, ids in enumerate(slabs) if run[0] in ids)
+                low = run[0] - slabs[slab].start
+                parts.append(arrays[slab][low : low + len(run)])
+            return parts[0] if len(parts) == 1 else mx.concatenate(parts or [arrays[0][:0]])
+
+        with self._core.lock:
+            self._check(op)
+            arrays = self.arrays
+            return gather(arrays[0::2]), gather(arrays[1::2])
+
+    def write_pages(
+        self,
+        pages: Sequence[int],
+        k: mx.array,
+        v: mx.array,
+        *,
+        stream: mx.Stream | mx.Device | None = None,
+    ) -> None:
+        """Write stored bytes, as :meth:`read_pages` gave them, into other pages of such a pool.
+
+        Raises:
+            ValueError: page ids out of range or given twice, arrays that are not of this pool's
+                shape and format; nothing is changed then.
+        """
+        op = "write_pages"
+        pages = [int(p) for p in pages]
+        self._check_pages(op, pages)
+        if len(set(pages)) < len(pages):
+            raise ValueError(f"[{op}] expected distinct pages; got {pages}")
+        for name, x, like in (("k", k, self.arrays[0]), ("v", v, self.arrays[1])):
+            if x.dtype != like.dtype or x.shape != (len(pages), *like.shape[1:]):
+                raise ValueError(
+                    f"[{op}] expected {name} {like.dtype} {(len(pages), *like.shape[1:])}; "
+                    f"got {x.dtype} {x.shape}"
+                )
+        if not pages:
+            return
+        first = [*self._first_page, self.num_pages + len(pages)]
+        source = list(range(self.num_pages, self.num_pages + len(pages)))
+        touched = self._touched_slabs(lambda low, high: any(low <= p < high for p in pages))
+
+        def build(index: int, arrays: list[mx.array], reads: list[mx.array]) -> mx.array:
+            # The new rows stand behind the pool as one slab more.
+            slabs = [*arrays[index % 2 :: 2], v if index % 2 else k]
+            return _ext.copy_pages(slabs, index // 2, first, source, pages, reads, stream)
+
+        self._write(op, touched, build)
+
+    def _check_pages(self, op: str, pages: Sequence[int]) -> None:
+        for page in pages:
+            if not 0 <= page < self.num_pages:
+                raise ValueError(f"[{op}] expected page ids in 0..{self.num_pages - 1}; got {page}")
 
     def _touched_slabs(self, touches: Callable[[int, int], bool]) -> list[int]:
         """Indices of the K and V arrays of the slabs with touched pages."""

@@ -17,15 +17,15 @@ from mlx_lm.models.base import gather_last_axis
 from chunkdelta.cache.gated_delta_cache import GatedDeltaCache
 from chunkdelta.cache.kv_cache import FORMATS, PagedKVCache, SharedPools
 from chunkdelta.cache.kv_pool import KVPool
-from chunkdelta.models import olmo_hybrid, qwen3_5, qwen3_next
-from chunkdelta.models.prompt_cache import load_prompt_cache
-from chunkdelta.prefill.shapes import (
+from chunkdelta.loop.shapes import (
     AttentionShape,
     GatedDeltaShape,
     LayerShape,
     MlpShape,
     ModelShape,
 )
+from chunkdelta.models import olmo_hybrid, qwen3_5, qwen3_next
+from chunkdelta.models.prompt_cache import load_prompt_cache
 
 __all__ = [
     "accelerate",

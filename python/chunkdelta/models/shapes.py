@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from chunkdelta.prefill.shapes import (
+from chunkdelta.loop.shapes import (
     AttentionShape,
     GatedDeltaShape,
     LayerShape,

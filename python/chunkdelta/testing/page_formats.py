@@ -90,8 +90,8 @@ def encode(name: str, x: ArrayLike) -> Bytes:
         extreme = np.take_along_axis(block, np.abs(block).argmax(-1)[..., None], -1)[..., 0]
         scale = extreme / np.float32(-8)
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
-        q = np.minimum(15, (block * inverse[..., None] + np.float32(8.5)).astype(np.int32))
-        q = q.astype(np.uint8)
+        steps = (block * inverse[..., None] + np.float32(8.5)).astype(np.int32)
+        q: Bytes = np.minimum(15, steps).astype(np.uint8)
         return _pack([_half(scale), q[..., :16] | q[..., 16:] << 4])
     if name == "turbo4":
         block = _blocks(x, 128)

@@ -1,9 +1,9 @@
 """Chunk planning, the memory plan and the prefill loop."""
 
-from chunkdelta.prefill.chunks import plan_chunks
-from chunkdelta.prefill.loop import PrefillCancelled, PrefillModel, prefill
-from chunkdelta.prefill.memory import ChunkPlan, MemoryPlan, plan_memory
-from chunkdelta.prefill.shapes import (
+from chunkdelta.loop.chunks import plan_chunks
+from chunkdelta.loop.memory import ChunkPlan, MemoryPlan, plan_memory
+from chunkdelta.loop.prefill import PrefillCancelled, PrefillModel, prefill
+from chunkdelta.loop.shapes import (
     AttentionShape,
     GatedDeltaShape,
     LayerShape,

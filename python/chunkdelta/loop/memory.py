@@ -13,7 +13,7 @@ import mlx.core as mx
 
 from chunkdelta import _ext
 from chunkdelta.cache.pages import page_row_bytes, parse_kv_format, stored_head_dim
-from chunkdelta.prefill.shapes import (
+from chunkdelta.loop.shapes import (
     AttentionShape,
     GatedDeltaShape,
     LayerShape,

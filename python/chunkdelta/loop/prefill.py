@@ -12,9 +12,9 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import mlx.core as mx
 import numpy as np
 
-from chunkdelta.prefill.chunks import plan_chunks
-from chunkdelta.prefill.memory import enforce_limit, plan_chunk
-from chunkdelta.prefill.shapes import ModelShape
+from chunkdelta.loop.chunks import plan_chunks
+from chunkdelta.loop.memory import enforce_limit, plan_chunk
+from chunkdelta.loop.shapes import ModelShape
 
 
 @runtime_checkable
