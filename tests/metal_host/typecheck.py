@@ -241,7 +241,9 @@ def _significant(messages: str) -> list[str]:
         if not match:
             continue
         file, line, severity, text = match.groups()
-        if str(PACKAGE) in file:  # the library's own static_assert: what instantiated it is the place
+        if (
+            str(PACKAGE) in file
+        ):  # the library's own static_assert: what instantiated it is the place
             notes = re.findall(r"(?m)^(.*?):(\d+):\d+: note: in instantiation", block)
             file, line = next((n for n in notes if str(PACKAGE) not in n[0]), (file, line))
         narrows = "precision" in text and "__bf16" in text.split(" to ")[-1]

@@ -22,6 +22,10 @@
 #include "fiber.h"
 #include "memory.h"
 
+#ifndef sigev_notify_thread_id  // glibc before 2.38 has the field without the name
+#define sigev_notify_thread_id _sigev_un._tid
+#endif
+
 namespace metal_host {
 
 State state;
@@ -360,7 +364,7 @@ class Signals {
     sigevent event{};
     event.sigev_notify = SIGEV_THREAD_ID;
     event.sigev_signo = kSignals[kFaults];
-    event._sigev_un._tid = static_cast<pid_t>(syscall(SYS_gettid));
+    event.sigev_notify_thread_id = static_cast<pid_t>(syscall(SYS_gettid));
     timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_);
     itimerspec when{};
     when.it_value.tv_sec = static_cast<time_t>(cpu_seconds);
