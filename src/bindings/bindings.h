@@ -14,6 +14,7 @@ void bind_state_pool(nanobind::module_& m);
 
 // Into the submodule `plans`: the plan types, then one function per op (bindings/plans_<op>.cpp).
 void bind_plans(nanobind::module_& plans);
+void bind_plan_append_kv(nanobind::module_& plans);
 void bind_plan_causal_conv1d(nanobind::module_& plans);
 
 }  // namespace chunkdelta

@@ -17,5 +17,6 @@ NB_MODULE(_ext, m) {
   // After the ops: launch plans, for tests/metal_host and explain.
   nb::module_ plans = m.def_submodule("plans", "Launch plans of the GPU ops, as plain data.");
   chunkdelta::bind_plans(plans);
+  chunkdelta::bind_plan_append_kv(plans);
   chunkdelta::bind_plan_causal_conv1d(plans);
 }

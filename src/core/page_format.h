@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "attention/turbo4.h"
 #include "core/dtype.h"
 
 namespace chunkdelta {
@@ -18,13 +19,6 @@ enum class PageFormat : uint8_t { f32, f16, bf16, q8_0, q4_0, turbo4 };
 constexpr int64_t kQ80Values = 32, kQ80Bytes = 34;
 constexpr int64_t kQ40Values = 32, kQ40Bytes = 18;
 constexpr int64_t kTurbo4Values = 128, kTurbo4Bytes = 68;
-
-// Magnitudes of turbo4's centroids (index 8 to 15; 7 to 0 are their negatives) and the midpoints
-// between them, for a unit vector of 128 values.
-#define CHUNKDELTA_TURBO4_CENTROIDS \
-  0.006938f, 0.020989f, 0.035597f, 0.051262f, 0.068756f, 0.089527f, 0.117195f, 0.173926f
-#define CHUNKDELTA_TURBO4_MIDPOINTS \
-  0.013963f, 0.028293f, 0.043430f, 0.060009f, 0.079142f, 0.103361f, 0.145560f
 
 static inline const char* page_format_name(PageFormat format) {
   switch (format) {

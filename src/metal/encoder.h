@@ -18,6 +18,11 @@ using PlanArrays = std::vector<std::pair<std::string, mlx::core::array>>;
 // are temporaries of that buffer. Throws std::runtime_error in a build without Metal.
 void encode_plan(const Plan& plan, const PlanArrays& arrays, mlx::core::Stream stream);
 
+// Whether kernels may read `a` four elements at a time: a view into an array may begin anywhere.
+inline bool starts_at_vector(const mlx::core::array& a) {
+  return a.offset() % (4 * static_cast<int64_t>(a.itemsize())) == 0;
+}
+
 // GPU cores that plans may count on. Metal does not tell: this is the smallest count that Apple
 // sells with the device's architecture suffix (g: base, s: Pro, c: Max, d: Ultra, p: phone).
 int gpu_cores(mlx::core::Stream stream);

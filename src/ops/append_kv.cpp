@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "core/plans/append_kv.h"
+#include "metal/encoder.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "ops/pool.h"
 
@@ -74,8 +76,10 @@ void AppendKV::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::ar
                     slab = outputs[0].data<void>()] { append_kv(options, slots->slots, x, slab); });
 }
 
-void AppendKV::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[append_kv] built without Metal");
+void AppendKV::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  outputs[0].copy_shared_buffer(inputs[0]);
+  encode_plan(plan_append_kv(options_, slots_->slots, starts_at_vector(inputs[1])),
+              {{"x", inputs[1]}, {"pages", outputs[0]}}, stream());
 }
 
 mx::array copy_pages(const std::vector<mx::array>& slabs, size_t slab,
@@ -113,8 +117,19 @@ void CopyPages::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   });
 }
 
-void CopyPages::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[copy_pages] built without Metal");
+void CopyPages::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  outputs[0].copy_shared_buffer(inputs[slab_]);
+  CopyPagesCall call;
+  call.page_bytes = static_cast<int64_t>(inputs[slab_].nbytes() / inputs[slab_].shape(0));
+  call.first_page = first_page_;
+  call.slab = static_cast<int32_t>(slab_);
+  call.source = source_;
+  call.target = target_;
+  PlanArrays arrays;
+  for (size_t i = 0; i + 1 < first_page_.size(); i++) {
+    arrays.emplace_back("pages." + std::to_string(i), i == slab_ ? outputs[0] : inputs[i]);
+  }
+  encode_plan(plan_copy_pages(call), arrays, stream());
 }
 
 }  // namespace chunkdelta

@@ -126,6 +126,7 @@ void CausalConv1dOp::eval_gpu(const std::vector<mx::array>& inputs,
   size_t next = 2;
   if (options_.bias) arrays.emplace_back("bias", inputs[next++]);
   if (options_.initial_state) arrays.emplace_back("initial_state", inputs[next++]);
+  for (const auto& [role, array] : arrays) call.aligned &= starts_at_vector(array);
   if (options_.mask) arrays.emplace_back("mask", inputs[next++]);
   arrays.emplace_back("y", outputs[0]);
   arrays.emplace_back("state", outputs[1]);

@@ -50,7 +50,7 @@ std::vector<ConvBlock> blocks_of(const std::vector<int32_t>& cu_seqlens) {
 Plan plan_causal_conv1d(const CausalConv1dCall& call) {
   check(call);
   const std::vector<ConvBlock> blocks = blocks_of(call.cu_seqlens);
-  const int32_t vector = call.channels % 4 == 0 ? 4 : 1;
+  const int32_t vector = call.aligned && call.channels % 4 == 0 ? 4 : 1;
   const uint32_t lanes = static_cast<uint32_t>(call.channels / vector);
   const uint32_t threads = std::min(kThreads, (lanes + 31) / 32 * 32);
   const int64_t most =
@@ -83,9 +83,11 @@ Plan plan_causal_conv1d(const CausalConv1dCall& call) {
     launch.threadgroup = {threads, 1, 1};
     plan.launches.push_back(std::move(launch));
   }
-  plan.why = std::to_string(vector) + (vector == 1 ? " channel" : " channels") +
-             " a thread (C = " + std::to_string(call.channels) +
-             (vector == 1 ? " is no multiple of 4), " : "), ") + std::to_string(kBlockRows) +
+  const std::string reason = vector == 4    ? ""
+                             : call.aligned ? " (C is no multiple of 4)"
+                                            : " (an array begins between vectors)";
+  plan.why = std::to_string(vector) + (vector == 1 ? " channel" : " channels") + " a thread" +
+             reason + ", " + std::to_string(kBlockRows) +
              " rows a block, the last K-1 rows in registers";
   return plan;
 }

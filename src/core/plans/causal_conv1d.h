@@ -18,6 +18,7 @@ struct CausalConv1dCall {
   bool initial_state = false;
   bool mask = false;
   bool silu = false;
+  bool aligned = true;  // all arrays begin at multiples of 4 elements
 };
 
 // Roles of the plan's buffers: x, weight, bias, initial_state, mask, y, state.
