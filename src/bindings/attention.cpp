@@ -9,6 +9,7 @@
 #include "bindings/host_metadata.h"
 #include "core/compute.h"
 #include "core/page_codec.h"
+#include "core/paged_attention_schedule.h"
 #include "ops/append_kv.h"
 #include "ops/merge_states.h"
 #include "ops/paged_attention.h"
@@ -138,6 +139,20 @@ void bind_attention(nb::module_& m) {
       },
       "seq_lens"_a, "cu_seqlens_q"_a, "num_q_heads"_a, "num_kv_heads"_a, "head_dim"_a, "causal"_a,
       "window"_a, "threads"_a);
+  m.def(
+      "explain_paged_attention",
+      [](const std::vector<int32_t>& seq_lens, const std::vector<int32_t>& cu_seqlens_q,
+         int num_q_heads, int num_kv_heads, int head_dim, bool causal, int window) {
+        PagedAttentionOptions options{};
+        options.num_q_heads = num_q_heads;
+        options.num_kv_heads = num_kv_heads;
+        options.head_dim = head_dim;
+        options.causal = causal;
+        options.window = window;
+        return explain_paged_attention(options, seq_lens, cu_seqlens_q);
+      },
+      "seq_lens"_a, "cu_seqlens_q"_a, "num_q_heads"_a, "num_kv_heads"_a, "head_dim"_a, "causal"_a,
+      "window"_a);
 }
 
 }  // namespace chunkdelta

@@ -1,7 +1,9 @@
 #include "core/paged_attention_schedule.h"
 
 #include <algorithm>
+#include <sstream>
 
+#include "core/isa.h"
 #include "core/page_codec_kernel.h"
 #include "core/paged_attention_kernel.h"
 
@@ -79,6 +81,39 @@ size_t wave_end(const PagedAttentionOptions& options, const std::vector<Attentio
     *bytes += more;
   }
   return end;
+}
+
+std::pair<std::string, std::string> explain_paged_attention(
+    const PagedAttentionOptions& options, const std::vector<int32_t>& seq_lens,
+    const std::vector<int32_t>& cu_seqlens_q) {
+  const int group = options.num_q_heads / options.num_kv_heads;
+  int64_t packed = 0, packed_rows = 0, split = 0, split_rows = 0, tasks = 0;
+  for (const auto& unit : attention_units(options, seq_lens, cu_seqlens_q)) {
+    const int64_t rows = unit.positions * group;
+    if (unit.split_keys) {
+      split++;
+      split_rows = std::max(split_rows, rows);
+      tasks += unit.splits();
+    } else {
+      packed++;
+      packed_rows = std::max(packed_rows, rows);
+    }
+  }
+  std::ostringstream kernel, reason;
+  if (packed) {
+    kernel << "cpu_segments_" << isa_name(active_isa());
+    reason << packed << " groups of up to " << packed_rows << " rows (queries x " << group
+           << " q heads of a KV head), more than " << kSplitRows
+           << ": keys are decoded once per segment of " << kSegmentKeys;
+  }
+  if (split) {
+    kernel << (packed ? "+" : "") << "cpu_split_keys_" << isa_name(active_isa());
+    reason << (packed ? "; " : "") << split << " groups of up to " << split_rows
+           << " rows, at most " << kSplitRows << ": keys are read from the pages by " << tasks
+           << " tasks";
+  }
+  if (!packed && !split) return {"none", "there are no queries"};
+  return {kernel.str(), reason.str()};
 }
 
 }  // namespace chunkdelta

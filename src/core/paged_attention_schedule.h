@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "core/paged_attention.h"
@@ -40,5 +42,10 @@ std::vector<AttentionUnit> attention_units(const PagedAttentionOptions& options,
 // Units [begin, result) form a wave: all of one kind, in `bytes` of shared workspace.
 size_t wave_end(const PagedAttentionOptions& options, const std::vector<AttentionUnit>& units,
                 size_t begin, int64_t* bytes);
+
+// Which kernels a call runs, and why, in words.
+std::pair<std::string, std::string> explain_paged_attention(
+    const PagedAttentionOptions& options, const std::vector<int32_t>& seq_lens,
+    const std::vector<int32_t>& cu_seqlens_q);
 
 }  // namespace chunkdelta

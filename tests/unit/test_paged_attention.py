@@ -4,6 +4,7 @@ import chunkdelta
 import mlx.core as mx
 import numpy as np
 import pytest
+from chunkdelta.ops.paged_attention import _explain
 from chunkdelta.testing.attention import PagedBatch
 
 CASES = {
@@ -240,3 +241,21 @@ def test_workspace_is_what_the_formula_says():
         assert ext.workspace_peak_bytes() == ext.paged_attention_workspace(
             seq_lens, batch.cu_seqlens_q, *heads, 64, True, 0, ext.num_threads()
         )
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "kernel", "reason"),
+    [
+        ([512], "cpu_segments_ISA", "2 groups of up to 1024 rows"),
+        ([1, 1], "cpu_split_keys_ISA", "4 groups of up to 2 rows"),
+        ([17, 16], "cpu_segments_ISA+cpu_split_keys_ISA", "2 groups of up to 34 rows"),
+        ([0], "none", "there are no queries"),
+    ],
+    ids=["prefill", "decode", "both", "nothing"],
+)
+def test_explain_names_the_kernel_and_why(q_lens, kernel, reason):
+    got = _explain(
+        q_lens=q_lens, seq_lens=[1000] * len(q_lens), num_q_heads=4, num_kv_heads=2, head_dim=64
+    )
+    assert got[0] == kernel.replace("ISA", chunkdelta._ext.active_isa())
+    assert reason in got[1]
