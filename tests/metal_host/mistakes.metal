@@ -1,7 +1,8 @@
 // Kernels with one mistake each, and their correct twins: what the runner claims to find.
 //
 // KERNEL(name) instantiates name<true> as "name_wrong" and name<false> as "name_right"; the two
-// differ in the mistake only. A comment "HERE" and the name marks the line that the report must give.
+// differ in the mistake only. A comment "HERE" and the name marks the line that the report must
+// give.
 #include <metal_stdlib>
 using namespace metal;
 

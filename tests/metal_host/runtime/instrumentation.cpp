@@ -50,10 +50,15 @@ using namespace metal_host;
     CHECK(a, N, false, false);                          \
     CHECK(a, N, true, false);                           \
   }
+// clang-format off
 PLAIN_ACCESS(1)
-PLAIN_ACCESS(2) PLAIN_ACCESS(4) PLAIN_ACCESS(8) PLAIN_ACCESS(16)
+PLAIN_ACCESS(2)
+PLAIN_ACCESS(4)
+PLAIN_ACCESS(8)
+PLAIN_ACCESS(16)
+// clang-format on
 
-    EXPORT void __tsan_init() {}
+EXPORT void __tsan_init() {}
 EXPORT void __tsan_func_entry(void*) {}
 EXPORT void __tsan_func_exit() {}
 EXPORT void __tsan_vptr_update(void**, void*) {}
@@ -109,7 +114,7 @@ EXPORT void* __tsan_memset(void* to, int value, size_t n) {
   READ_MODIFY_WRITE(BITS, T, exchange, v)                                                  \
   READ_MODIFY_WRITE(BITS, T, fetch_add, old + v)                                           \
   READ_MODIFY_WRITE(BITS, T, fetch_sub, old - v)                                           \
-  READ_MODIFY_WRITE(BITS, T, fetch_and, old& v)                                            \
+  READ_MODIFY_WRITE(BITS, T, fetch_and, (old & v))                                         \
   READ_MODIFY_WRITE(BITS, T, fetch_or, old | v)                                            \
   READ_MODIFY_WRITE(BITS, T, fetch_xor, old ^ v)                                           \
   COMPARE_EXCHANGE(BITS, T, strong)                                                        \
@@ -120,10 +125,14 @@ EXPORT void* __tsan_memset(void* to, int value, size_t n) {
     if (old == e) *a = v;                                                                  \
     return old;                                                                            \
   }
+// clang-format off
 ATOMIC(8, uint8_t)
-ATOMIC(16, uint16_t) ATOMIC(32, uint32_t) ATOMIC(64, uint64_t)
+ATOMIC(16, uint16_t)
+ATOMIC(32, uint32_t)
+ATOMIC(64, uint64_t)
+// clang-format on
 
-    EXPORT void __tsan_atomic_thread_fence(int) {}
+EXPORT void __tsan_atomic_thread_fence(int) {}
 EXPORT void __tsan_atomic_signal_fence(int) {}
 
 // ---- undefined behaviour: each handler's data begins with the place -----------------------------

@@ -73,8 +73,8 @@ MH_ATOMIC(fetch_add, a + b)
 MH_ATOMIC(fetch_sub, a - b)
 MH_ATOMIC(fetch_max, a < b ? b : a)
 MH_ATOMIC(fetch_min, b < a ? b : a)
-MH_ATOMIC(fetch_and, a& b)
-MH_ATOMIC(fetch_or, a | b)
+MH_ATOMIC(fetch_and, (a & b))
+MH_ATOMIC(fetch_or, (a | b))
 MH_ATOMIC(fetch_xor, a ^ b)
 template <class T>
 MH_FN bool atomic_compare_exchange_weak_explicit(volatile _atomic<T>* p, T* expected, MH_OPERAND x,

@@ -24,36 +24,59 @@ MH_FN float smoothstep(float a, float b, float x) {
   }
 
 // The functions and their float32 expressions; builtins.h walks the same lists.
-#define MH_UNARY_FUNCTIONS(F)                                                                      \
-  F(acos, __builtin_acosf(x))                                                                      \
-  F(acosh, __builtin_acoshf(x)) F(asin, __builtin_asinf(x)) F(asinh, __builtin_asinhf(x))          \
-      F(atan, __builtin_atanf(x)) F(atanh, __builtin_atanhf(x)) F(ceil, __builtin_ceilf(x)) F(     \
-          floor, __builtin_floorf(x)) F(rint, __builtin_rintf(x)) F(round, __builtin_roundf(x))    \
-          F(trunc, __builtin_truncf(x)) F(fract, metal_host::fract(x)) F(cos, __builtin_cosf(x))   \
-              F(cosh, __builtin_coshf(x)) F(sin, __builtin_sinf(x)) F(sinh, __builtin_sinhf(x))    \
-                  F(tan, __builtin_tanf(x)) F(tanh, __builtin_tanhf(x))                            \
-                      F(cospi, __builtin_cosf((float)M_PI_F* x))                                   \
-                          F(sinpi, __builtin_sinf((float)M_PI_F* x))                               \
-                              F(tanpi, __builtin_tanf((float)M_PI_F* x)) F(exp, __builtin_expf(x)) \
-                                  F(exp2, __builtin_exp2f(x)) F(exp10, __builtin_powf(10.f, x))    \
-                                      F(log, __builtin_logf(x)) F(log2, __builtin_log2f(x))        \
-                                          F(log10, __builtin_log10f(x))                            \
-                                              F(sqrt, __builtin_sqrtf(x))                          \
-                                                  F(rsqrt, 1.0f / __builtin_sqrtf(x))              \
-                                                      F(fabs, __builtin_fabsf(x))
-#define MH_BINARY_FUNCTIONS(F)                                                                     \
-  F(atan2, __builtin_atan2f(x, y))                                                                 \
-  F(fmod, __builtin_fmodf(x, y)) F(pow, __builtin_powf(x, y)) F(powr, __builtin_powf(x, y))        \
-      F(fmax, __builtin_fmaxf(x, y)) F(fmin, __builtin_fminf(x, y)) F(fdim, __builtin_fdimf(x, y)) \
-          F(copysign, __builtin_copysignf(x, y)) F(nextafter, __builtin_nextafterf(x, y))          \
-              F(step, (y < x ? 0.f : 1.f)) F(divide, x / y)
-#define MH_TERNARY_FUNCTIONS(F)                                          \
-  F(fma, __builtin_fmaf(x, y, z))                                        \
-  F(mix, x + (y - x) * z) F(smoothstep, metal_host::smoothstep(x, y, z)) \
-      F(fmax3, __builtin_fmaxf(x, __builtin_fmaxf(y, z)))                \
-          F(fmin3, __builtin_fminf(x, __builtin_fminf(y, z)))            \
-              F(fmedian3,                                                \
-                __builtin_fmaxf(__builtin_fminf(x, y), __builtin_fminf(__builtin_fmaxf(x, y), z)))
+// clang-format off
+#define MH_UNARY_FUNCTIONS(F)            \
+  F(acos, __builtin_acosf(x))            \
+  F(acosh, __builtin_acoshf(x))          \
+  F(asin, __builtin_asinf(x))            \
+  F(asinh, __builtin_asinhf(x))          \
+  F(atan, __builtin_atanf(x))            \
+  F(atanh, __builtin_atanhf(x))          \
+  F(ceil, __builtin_ceilf(x))            \
+  F(floor, __builtin_floorf(x))          \
+  F(rint, __builtin_rintf(x))            \
+  F(round, __builtin_roundf(x))          \
+  F(trunc, __builtin_truncf(x))          \
+  F(fract, metal_host::fract(x))         \
+  F(cos, __builtin_cosf(x))              \
+  F(cosh, __builtin_coshf(x))            \
+  F(sin, __builtin_sinf(x))              \
+  F(sinh, __builtin_sinhf(x))            \
+  F(tan, __builtin_tanf(x))              \
+  F(tanh, __builtin_tanhf(x))            \
+  F(cospi, __builtin_cosf(M_PI_F * x))   \
+  F(sinpi, __builtin_sinf(M_PI_F * x))   \
+  F(tanpi, __builtin_tanf(M_PI_F * x))   \
+  F(exp, __builtin_expf(x))              \
+  F(exp2, __builtin_exp2f(x))            \
+  F(exp10, __builtin_powf(10.f, x))      \
+  F(log, __builtin_logf(x))              \
+  F(log2, __builtin_log2f(x))            \
+  F(log10, __builtin_log10f(x))          \
+  F(sqrt, __builtin_sqrtf(x))            \
+  F(rsqrt, 1.0f / __builtin_sqrtf(x))    \
+  F(fabs, __builtin_fabsf(x))
+#define MH_BINARY_FUNCTIONS(F)               \
+  F(atan2, __builtin_atan2f(x, y))           \
+  F(fmod, __builtin_fmodf(x, y))             \
+  F(pow, __builtin_powf(x, y))               \
+  F(powr, __builtin_powf(x, y))              \
+  F(fmax, __builtin_fmaxf(x, y))             \
+  F(fmin, __builtin_fminf(x, y))             \
+  F(fdim, __builtin_fdimf(x, y))             \
+  F(copysign, __builtin_copysignf(x, y))     \
+  F(nextafter, __builtin_nextafterf(x, y))   \
+  F(step, (y < x ? 0.f : 1.f))               \
+  F(divide, x / y)
+#define MH_TERNARY_FUNCTIONS(F)                      \
+  F(fma, __builtin_fmaf(x, y, z))                    \
+  F(mix, x + (y - x) * z)                            \
+  F(smoothstep, metal_host::smoothstep(x, y, z))     \
+  F(fmax3, __builtin_fmaxf(x, __builtin_fmaxf(y, z)))\
+  F(fmin3, __builtin_fminf(x, __builtin_fminf(y, z)))\
+  F(fmedian3, __builtin_fmaxf(__builtin_fminf(x, y), \
+                              __builtin_fminf(__builtin_fmaxf(x, y), z)))
+// clang-format on
 #define MH_FOR_EACH_INTEGER(F) F(char) F(uchar) F(short) F(ushort) F(int) F(uint) F(long) F(ulong)
 
 // Metal's library has no bfloat overloads: arguments convert to float.

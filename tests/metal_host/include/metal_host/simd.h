@@ -172,11 +172,11 @@ namespace metal {
     return metal_host::reduce<T>(g, g.lane() & ~3, 4, MH_COMBINE(EXPRESSION));   \
   }
 MH_REDUCTION(sum, a + b)
-MH_REDUCTION(product, a* b)
+MH_REDUCTION(product, (a * b))
 MH_REDUCTION(max, max(a, b))
 MH_REDUCTION(min, min(a, b))
-MH_REDUCTION(and, a& b)
-MH_REDUCTION(or, a | b)
+MH_REDUCTION(and, (a & b))
+MH_REDUCTION(or, (a | b))
 MH_REDUCTION(xor, a ^ b)
 
 #define MH_SCAN(NAME, ZERO, EXPRESSION)                                                    \
@@ -191,7 +191,7 @@ MH_REDUCTION(xor, a ^ b)
     return metal_host::scan<T>(g, g.lane(), (T)ZERO, MH_COMBINE(EXPRESSION));              \
   }
 MH_SCAN(sum, 0, a + b)
-MH_SCAN(product, 1, a* b)
+MH_SCAN(product, 1, (a * b))
 
 // NAME(value, k): UNIFORM is the part of k that all lanes must agree on, SOURCE the lane read.
 #define MH_SHUFFLE(NAME, OP, FUNCTION, UNIFORM, SOURCE)                      \

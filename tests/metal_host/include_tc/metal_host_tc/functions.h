@@ -1,25 +1,29 @@
 // Mathematical and integer functions.
 #pragma once
 
-#define MH_UNARY(T, NAME)         \
-  T NAME(T);                      \
-  vec<T, 2> NAME(vec<T, 2>);      \
-  vec<T, 3> NAME(vec<T, 3>);      \
+#define MH_UNARY(T, NAME)    \
+  T NAME(T);                 \
+  vec<T, 2> NAME(vec<T, 2>); \
+  vec<T, 3> NAME(vec<T, 3>); \
   vec<T, 4> NAME(vec<T, 4>);
-#define MH_BINARY(T, NAME)                    \
-  T NAME(T, T);                               \
-  vec<T, 2> NAME(vec<T, 2>, vec<T, 2>);       \
-  vec<T, 3> NAME(vec<T, 3>, vec<T, 3>);       \
+#define MH_BINARY(T, NAME)              \
+  T NAME(T, T);                         \
+  vec<T, 2> NAME(vec<T, 2>, vec<T, 2>); \
+  vec<T, 3> NAME(vec<T, 3>, vec<T, 3>); \
   vec<T, 4> NAME(vec<T, 4>, vec<T, 4>);
-#define MH_TERNARY(T, NAME)                              \
-  T NAME(T, T, T);                                       \
-  vec<T, 2> NAME(vec<T, 2>, vec<T, 2>, vec<T, 2>);       \
-  vec<T, 3> NAME(vec<T, 3>, vec<T, 3>, vec<T, 3>);       \
+#define MH_TERNARY(T, NAME)                        \
+  T NAME(T, T, T);                                 \
+  vec<T, 2> NAME(vec<T, 2>, vec<T, 2>, vec<T, 2>); \
+  vec<T, 3> NAME(vec<T, 3>, vec<T, 3>, vec<T, 3>); \
   vec<T, 4> NAME(vec<T, 4>, vec<T, 4>, vec<T, 4>);
 #define MH_FLOATS(SHAPE, NAME) SHAPE(float, NAME) SHAPE(half, NAME)
-#define MH_INTEGERS(SHAPE, NAME)                                                      \
-  SHAPE(char, NAME) SHAPE(uchar, NAME) SHAPE(short, NAME) SHAPE(ushort, NAME)         \
-  SHAPE(int, NAME) SHAPE(uint, NAME) SHAPE(long, NAME) SHAPE(ulong, NAME)
+// clang-format off
+#define MH_INTEGERS(SHAPE, NAME)           \
+  SHAPE(char, NAME) SHAPE(uchar, NAME)     \
+  SHAPE(short, NAME) SHAPE(ushort, NAME)   \
+  SHAPE(int, NAME) SHAPE(uint, NAME)       \
+  SHAPE(long, NAME) SHAPE(ulong, NAME)
+// clang-format on
 #define MH_NUMBERS(SHAPE, NAME) MH_FLOATS(SHAPE, NAME) MH_INTEGERS(SHAPE, NAME)
 
 namespace metal {

@@ -3,7 +3,9 @@
 
 namespace metal {
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2, mem_texture = 4 };
-constexpr mem_flags operator|(mem_flags a, mem_flags b) { return (mem_flags)((int)a | (int)b); }
+constexpr mem_flags operator|(mem_flags a, mem_flags b) {
+  return (mem_flags)((int)a | (int)b);
+}
 void threadgroup_barrier(mem_flags);
 void simdgroup_barrier(mem_flags);
 enum memory_order {
@@ -96,16 +98,16 @@ typedef simdgroup_matrix<bfloat, 8, 8> simdgroup_bfloat8x8;
 template <class T, int C = 8, int R = C>
 simdgroup_matrix<T, C, R> make_filled_simdgroup_matrix(T);
 
-#define MH_MATRIX_LOAD(SPACE)                                                         \
-  template <class T>                                                                  \
-  void simdgroup_load(simdgroup_matrix<T, 8, 8>&, const SPACE T*, ulong = 8,          \
+#define MH_MATRIX_LOAD(SPACE)                                                \
+  template <class T>                                                         \
+  void simdgroup_load(simdgroup_matrix<T, 8, 8>&, const SPACE T*, ulong = 8, \
                       vec<ulong, 2> = vec<ulong, 2>(0), bool = false);
 MH_MATRIX_LOAD(MH_DEVICE)
 MH_MATRIX_LOAD(MH_THREADGROUP)
 MH_MATRIX_LOAD(MH_CONSTANT_SPACE)
-#define MH_MATRIX_STORE(SPACE)                                                        \
-  template <class T>                                                                  \
-  void simdgroup_store(const simdgroup_matrix<T, 8, 8>&, SPACE T*, ulong = 8,         \
+#define MH_MATRIX_STORE(SPACE)                                                \
+  template <class T>                                                          \
+  void simdgroup_store(const simdgroup_matrix<T, 8, 8>&, SPACE T*, ulong = 8, \
                        vec<ulong, 2> = vec<ulong, 2>(0), bool = false);
 MH_MATRIX_STORE(MH_DEVICE)
 MH_MATRIX_STORE(MH_THREADGROUP)

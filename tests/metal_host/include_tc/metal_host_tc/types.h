@@ -9,10 +9,10 @@ using packed_vec = T __attribute__((ext_vector_type(N)));
 
 #define MH_FOR_EACH_INTEGER(F) F(char) F(uchar) F(short) F(ushort) F(int) F(uint) F(long) F(ulong)
 #define MH_FOR_EACH_SCALAR(F) MH_FOR_EACH_INTEGER(F) F(half) F(float) F(bfloat)
-#define MH_VECTOR_NAMES(T)        \
-  typedef vec<T, 2> T##2;         \
-  typedef vec<T, 3> T##3;         \
-  typedef vec<T, 4> T##4;         \
+#define MH_VECTOR_NAMES(T)         \
+  typedef vec<T, 2> T##2;          \
+  typedef vec<T, 3> T##3;          \
+  typedef vec<T, 4> T##4;          \
   typedef vec<T, 2> packed_##T##2; \
   typedef vec<T, 3> packed_##T##3; \
   typedef vec<T, 4> packed_##T##4;
