@@ -15,7 +15,10 @@ namespace {
 constexpr int SLICE = GATED_DELTA_SLICE;
 
 // Sequences up to this length walk step by step: the chunk form has to turn the state around twice.
-// tokens/s of one core at Hk 16, Hv 32, D 128 are in docs/performance.
+// Microseconds on one core (Zen 4, AVX-512; Hk 16, Hv 32, float32), steps against chunks:
+//   T          2         3         4         6         8        16
+//   D 128  185/304   260/310   316/322   459/480   768/448  1739/1250
+//   D 64    68/102    95/107   114/108   170/136   203/144   378/302
 constexpr int64_t MAX_STEPS = 4;
 
 // Workspace for chunks prepared ahead when several workers share a head.
@@ -36,10 +39,10 @@ class Call {
     ld_ = (options.key_dim + 15) / 16 * 16 + 16;  // rows of 2^n bytes would share cache sets
     C_ = options.chunk_size;
     chunk_floats_ = 2 * C_ * ld_ + 2 * C_ * C_;
-    head_floats_ = 2 * C_ * C_ + 3 * C_;
+    head_floats_ = 2 * C_ * C_ + 5 * C_ + 16;
     slice_floats_ = options.key_dim * SLICE;
-    const int64_t transposed = options.key_dim * GATED_DELTA_TRANSPOSED_LD;
-    scratch_floats_ = std::max<int64_t>(transposed, C_ * SLICE);
+    const int64_t chunk_scratch = options.key_dim * (GATED_DELTA_TRANSPOSED_LD + 2 * C_);
+    scratch_floats_ = std::max<int64_t>(chunk_scratch, C_ * SLICE);
   }
 
   void run(const std::vector<StateSequence>& sequences) {
@@ -141,7 +144,8 @@ class Call {
   }
   HeadChunk head_view(float* floats) const {
     float* gates = floats + 2 * C_ * C_;
-    return {floats, floats + C_ * C_, gates, gates + C_, gates + 2 * C_};
+    return {floats,         floats + C_ * C_, gates,          gates + C_,
+            gates + 2 * C_, gates + 3 * C_,   gates + 4 * C_, gates + 5 * C_};
   }
 
   void prepare_chunk(const Unit& unit, int64_t t, const KeyChunk& chunk, float* scratch) {

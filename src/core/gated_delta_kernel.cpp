@@ -58,7 +58,6 @@ static inline void load_qk(const GatedDeltaOptions& options, const T* p, int64_t
 }
 
 typedef float v4 __attribute__((vector_size(16)));
-typedef int32_t i4 __attribute__((vector_size(16)));
 
 // out[j][i] = in[i][j] for a 4x4 block.
 static inline void transpose_4x4(const float* in, int64_t ld, float* out, int64_t ld_out) {
@@ -86,6 +85,51 @@ static inline void transpose(int64_t rows, int64_t columns, const float* in, int
       transpose_4x4(in + i * ld + j, ld, out + j * ld_out + i, ld_out);
     }
   }
+}
+
+// The sums of four vectors. Lanes are folded to four, then added across.
+static inline v4 fold(vf x) {
+#if defined(CHUNKDELTA_ISA_avx512)
+  typedef float v8 __attribute__((vector_size(32)));
+  const v8 y = __builtin_shufflevector(x, x, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(x, x, 8, 9, 10, 11, 12, 13, 14, 15);
+  return __builtin_shufflevector(y, y, 0, 1, 2, 3) + __builtin_shufflevector(y, y, 4, 5, 6, 7);
+#elif defined(CHUNKDELTA_ISA_avx2)
+  return __builtin_shufflevector(x, x, 0, 1, 2, 3) + __builtin_shufflevector(x, x, 4, 5, 6, 7);
+#else
+  return (v4)x;
+#endif
+}
+static inline v4 sums(const vf (&x)[4]) {
+  const v4 a = fold(x[0]), b = fold(x[1]), c = fold(x[2]), d = fold(x[3]);
+  const v4 ab = __builtin_shufflevector(a, b, 0, 4, 2, 6) +
+                __builtin_shufflevector(a, b, 1, 5, 3, 7);  // a01 b01 a23 b23
+  const v4 cd =
+      __builtin_shufflevector(c, d, 0, 4, 2, 6) + __builtin_shufflevector(c, d, 1, 5, 3, 7);
+  return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+}
+
+// exp(x) for x <= 0 as value + rest, to about 2^-24 of |exp(x) - 2^round(x / ln 2)|: where the gate
+// is close to 1, far below a rounding of it.
+struct Parts {
+  vf value, rest;
+};
+static inline Parts exp_parts(vf x) {
+  const vf clamped = max(x, splat(-88.0f));
+  const vf shifted = clamped * 1.44269504088896341f + 12582912.0f;  // as exp in core/simd.h
+  const vf n = shifted - 12582912.0f;
+  const vf r = (clamped - n * 0.693359375f) - n * -2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = (p * r) * r + r;  // e^r - 1
+  const vf value = p + 1.0f, rest = p - (value - 1.0f);
+  const vf scale = (vf)((((vi)shifted) << 23) + 0x3f800000);
+  const vf zero = {};
+  return {x < -87.0f ? zero : x == x ? value * scale : x, x < -87.0f ? zero : rest * scale};
 }
 
 static inline float exp_scalar(float x) {
@@ -121,6 +165,49 @@ static inline void chunk_rows(const GatedDeltaOptions& options, const HeadRows& 
     }
     load_qk(options, row_of<T>(k, t), k.element, dim, 1.0f, kt);
     load_qk(options, row_of<T>(q, t), q.element, dim, options.scale, qt);
+  }
+}
+
+typedef double vd __attribute__((vector_size(W * 4)));
+constexpr int WD = W / 2;  // doubles a vector
+
+static inline vd load_doubles(const float* p) {
+  typedef float half __attribute__((vector_size(WD * 4)));
+  return __builtin_convertvector(load_bits<half>(p), vd);
+}
+static inline void store_doubles(float* p, vd x) {
+  typedef float half __attribute__((vector_size(WD * 4)));
+  const half y = __builtin_convertvector(x, half);
+  std::memcpy(p, &y, sizeof(y));
+}
+
+// K K^T up to the diagonal, accumulated in float64: near-repeated keys make the triangular system
+// ill-conditioned, and rounded here, its entries alone cost eight times the error at beta = 2.
+// rows: scratch for K as doubles. transposed: K^T, as floats.
+static inline void gram_float64(int padded, int dim, const float* k, int ld,
+                                const float* transposed, double* rows, float* kk, int ld_kk) {
+  constexpr int ROWS = 4, LD = GATED_DELTA_TRANSPOSED_LD;
+  for (int t = 0; t < padded; t++) {
+    for (int i = 0; i < dim; i++) rows[t * dim + i] = k[t * ld + i];
+  }
+  for (int t = 0; t < padded; t += ROWS) {
+    for (int j = 0; j < t + ROWS; j += W) {
+      vd acc[ROWS][2] = {};
+      const double* a = rows + t * dim;
+      const float* b = transposed + j;
+      for (int i = 0; i < dim; i++, a++, b += LD) {
+        const vd b0 = load_doubles(b), b1 = load_doubles(b + WD);
+        CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
+          const vd x = vd{} + a[r * dim];
+          acc[r][0] = x * b0 + acc[r][0];
+          acc[r][1] = x * b1 + acc[r][1];
+        }
+      }
+      CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
+        store_doubles(kk + (t + r) * ld_kk + j, acc[r][0]);
+        store_doubles(kk + (t + r) * ld_kk + j + WD, acc[r][1]);
+      }
+    }
   }
 }
 
@@ -182,9 +269,11 @@ struct Tile {  // VECTORS * W value columns of a slice
     multiply<ROWS, VECTORS, false>(acc, key_dim, chunk.k + int64_t(t) * chunk.ld, chunk.ld, state);
     CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
       const bool counted = counts(t + i);
-      const vf gamma = splat(head.gamma[t + i]), beta = splat(head.beta[t + i]);
+      const vf gamma = splat(head.gamma[t + i]), rest = splat(head.gamma_rest[t + i]);
+      const vf beta = splat(head.beta[t + i]);
       CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
-        acc[i][j] = counted ? beta * (load_v(t + i, j) - gamma * acc[i][j]) : vf{};
+        const vf decayed = gamma * acc[i][j] + rest * acc[i][j];
+        acc[i][j] = counted ? beta * (load_v(t + i, j) - decayed) : vf{};
       }
     }
     const float* l = head.l + int64_t(t) * chunk_size;
@@ -225,11 +314,13 @@ struct Tile {  // VECTORS * W value columns of a slice
 
   // Rows [i, i + ROWS) of the state.
   template <int ROWS>
-  void write(int i, vf gamma_last) const {
+  void write(int i) const {
+    const vf last = splat(head.last[0]), rest = splat(head.last[1]);
     vf acc[ROWS][VECTORS];
     CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
       CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
-        acc[r][j] = gamma_last * load(state + (i + r) * SLICE + j * W);
+        const vf s = load(state + (i + r) * SLICE + j * W);
+        acc[r][j] = last * s + rest * s;
       }
     }
     const float *k = chunk.k + i, *b = vd;
@@ -259,16 +350,16 @@ struct Tile {  // VECTORS * W value columns of a slice
       read<4>(t);
     }
     for (t = 0; t < chunk.rows; t++) {
-      const vf decay = splat(head.decay[t]);
+      const vf decay = splat(head.decay[t]), rest = splat(head.decay_rest[t]);
       CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
         float* p = vd + t * SLICE + j * W;
-        store(p, decay * load(p));
+        const vf x = load(p);
+        store(p, decay * x + rest * x);
       }
     }
-    const vf gamma_last = splat(head.gamma[chunk.rows - 1]);
     int i = 0;
-    for (; i + GEMM_ROWS <= key_dim; i += GEMM_ROWS) write<GEMM_ROWS>(i, gamma_last);
-    for (; i < key_dim; i += 4) write<4>(i, gamma_last);
+    for (; i + GEMM_ROWS <= key_dim; i += GEMM_ROWS) write<GEMM_ROWS>(i);
+    for (; i < key_dim; i += 4) write<4>(i);
   }
 };
 
@@ -354,12 +445,15 @@ static inline void steps(const GatedDeltaOptions& options, int64_t length, const
           sq[i] = s * qc + sq[i];
         }
       }
-      vf decay = splat(step.decay), d[ROWS];
+      v4 vt;
+      for (int i = 0; i < ROWS; i++) vt[i] = to_float(row_of<T>(v, t)[(r + i) * v.element]);
+      const v4 dt = step.beta * (vt - step.decay * sums(sk));
+      const v4 ot = step.decay * sums(sq) + step.qk * dt;
+      const vf decay = splat(step.decay);
+      vf d[ROWS];
       CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
-        const float vi = to_float(row_of<T>(v, t)[(r + i) * v.element]);
-        const float di = step.beta * (vi - step.decay * sum(sk[i]));
-        from_float(step.decay * sum(sq[i]) + di * step.qk, o + t * o_row + r + i);
-        d[i] = splat(di);
+        from_float(ot[i], o + t * o_row + r + i);
+        d[i] = splat(dt[i]);
       }
       for (c = 0; c + W <= dim; c += W) {
         const vf kc = load(kt + c);
@@ -426,7 +520,8 @@ static inline void gates(const GatedDeltaGates& options, int64_t rows, const T* 
 }  // namespace
 
 void gated_delta_chunk(const GatedDeltaOptions& options, HeadRows k, HeadRows q,
-                       const KeyChunk& chunk, float* transposed) {
+                       const KeyChunk& chunk, float* scratch) {
+  float* transposed = scratch;
   switch (options.dtype) {
     case Dtype::f32:
       chunk_rows<float>(options, k, q, chunk);
@@ -446,8 +541,8 @@ void gated_delta_chunk(const GatedDeltaOptions& options, HeadRows k, HeadRows q,
   }
   for (int i = 0; i < chunk.padded; i += 16) {
     const int rows = chunk.padded - i < 16 ? chunk.padded - i : 16;
-    const Matrix k_rows{chunk.k + int64_t(i) * chunk.ld, chunk.ld, 1};
     const Matrix q_rows{chunk.q + int64_t(i) * chunk.ld, chunk.ld, 1};
+    const Matrix k_rows{chunk.k + int64_t(i) * chunk.ld, chunk.ld, 1};
     gemm(rows, i + 16, dim, k_rows, transposed, LD, chunk.kk + i * C, C, false);
     gemm(rows, i + 16, dim, q_rows, transposed, LD, chunk.qk + i * C, C, false);
   }
@@ -472,10 +567,17 @@ void gated_delta_head(const GatedDeltaOptions& options, HeadRows g, HeadRows bet
     hi[t] = sum_hi;
     lo[t] = sum_lo;
   }
+  const Parts last = exp_parts(splat(sum_hi + sum_lo));
+  head.last[0] = last.value[0];
+  head.last[1] = last.rest[0];
   const vf last_hi = splat(sum_hi), last_lo = splat(sum_lo);
   for (int t = 0; t < C; t += W) {
-    store(head.gamma + t, exp(load(hi + t) + load(lo + t)));
-    store(head.decay + t, exp((last_hi - load(hi + t)) + (last_lo - load(lo + t))));
+    const Parts gamma = exp_parts(load(hi + t) + load(lo + t));
+    store(head.gamma + t, gamma.value);
+    store(head.gamma_rest + t, gamma.rest);
+    const Parts decay = exp_parts((last_hi - load(hi + t)) + (last_lo - load(lo + t)));
+    store(head.decay + t, decay.value);
+    store(head.decay_rest + t, decay.rest);
   }
   vi lane;
   for (int i = 0; i < W; i++) lane[i] = i;
@@ -489,10 +591,10 @@ void gated_delta_head(const GatedDeltaOptions& options, HeadRows g, HeadRows bet
       const vi visible = lane + j <= i;
       // The mask comes before exp: above the diagonal the difference is positive and may overflow.
       const vf difference = (hi_i - load(hi + j)) + (lo_i - load(lo + j));
-      const vf gates = exp(visible ? difference : splat(-128.0f));
+      const Parts gates = exp_parts(visible ? difference : splat(-128.0f));
       const vf kk_j = load(kk + j), qk_j = load(qk + j);
-      store(l + j, visible ? beta_i * (gates * kk_j) : vf{});
-      store(p + j, visible ? gates * qk_j : vf{});
+      store(l + j, visible ? beta_i * (gates.value * kk_j + gates.rest * kk_j) : vf{});
+      store(p + j, visible ? gates.value * qk_j + gates.rest * qk_j : vf{});
     }
   }
 }

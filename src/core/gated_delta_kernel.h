@@ -31,20 +31,23 @@ struct KeyChunk {
 
 // The same chunk as one of its value heads sees it.
 struct HeadChunk {
-  float* l;      // [padded, C] beta_i Gam_ij (K K^T)_ij below the diagonal
-  float* p;      // [padded, C] Gam_ij (Q K^T)_ij up to the diagonal, zero above it
-  float* gamma;  // [C] exp(G_i)
-  float* decay;  // [C] exp(G_last - G_i)
-  float* beta;   // [C]
+  float* l;  // [padded, C] beta_i Gam_ij (K K^T)_ij below the diagonal
+  float* p;  // [padded, C] Gam_ij (Q K^T)_ij up to the diagonal, zero above it
+  // exp of log gates as sums of two floats, value and rest. A gate that hardly changes rounds the
+  // same way in every chunk: with one float the state drifts, at beta = 2 by 5e-4 in 20,000 rows.
+  float *gamma, *gamma_rest;  // [C] exp(G_i)
+  float *decay, *decay_rest;  // [C] exp(G_last - G_i)
+  float* beta;                // [C]
+  float* last;                // [2] exp(G_last)
 };
 
-// Floats of scratch that gated_delta_chunk needs: K^T, rows padded against cache conflicts.
+// Row stride of K^T, padded against cache conflicts.
 constexpr int GATED_DELTA_TRANSPOSED_LD = GATED_DELTA_MAX_CHUNK + 16;
 
-// Loads k and q of `chunk` and computes its Gram matrices. transposed: [Dk, TRANSPOSED_LD].
+// Loads k and q of `chunk` and computes its Gram matrices. scratch: K^T as floats [Dk,
+// GATED_DELTA_TRANSPOSED_LD] and K as doubles [C, Dk].
 CHUNKDELTA_DECLARE_KERNEL(void gated_delta_chunk(const GatedDeltaOptions& options, HeadRows k,
-                                                 HeadRows q, const KeyChunk& chunk,
-                                                 float* transposed))
+                                                 HeadRows q, const KeyChunk& chunk, float* scratch))
 
 // Gates: fills `head` from the chunk's g and beta.
 CHUNKDELTA_DECLARE_KERNEL(void gated_delta_head(const GatedDeltaOptions& options, HeadRows g,
