@@ -19,4 +19,5 @@ NB_MODULE(_ext, m) {
   chunkdelta::bind_plans(plans);
   chunkdelta::bind_plan_append_kv(plans);
   chunkdelta::bind_plan_causal_conv1d(plans);
+  chunkdelta::bind_plan_paged_attention(plans);
 }

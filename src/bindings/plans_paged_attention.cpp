@@ -2,9 +2,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
-#include <stdexcept>
-
 #include "bindings/bindings.h"
+#include "bindings/host_metadata.h"
+#include "bindings/plans.h"
+#include "core/page_codec.h"
 #include "core/plans/attention_tiles.h"
 #include "core/plans/paged_attention.h"
 
@@ -14,33 +15,26 @@ using namespace nb::literals;
 namespace chunkdelta {
 namespace {
 
-Dtype parse_dtype(const std::string& name) {
-  for (Dtype dtype : {Dtype::f32, Dtype::f16, Dtype::bf16}) {
-    if (name == dtype_name(dtype)) return dtype;
-  }
-  throw std::invalid_argument("[plan_paged_attention] expected a dtype; got " + name);
-}
+constexpr auto op = "paged_attention";
 
 PageFormat parse_format(const std::string& name) {
-  for (PageFormat format : {PageFormat::f32, PageFormat::f16, PageFormat::bf16, PageFormat::q8_0}) {
-    if (name == page_format_name(format)) return format;
-  }
-  throw std::invalid_argument("[plan_paged_attention] expected a page format; got " + name);
+  if (const auto format = parse_page_format(name)) return *format;
+  refuse(op, "a page format", "'" + name + "'");
 }
 
 }  // namespace
 
-void bind_plans_paged_attention(nb::module_& plans) {
+void bind_plan_paged_attention(nb::module_& plans) {
   plans.def(
-      "plan_paged_attention",
+      "paged_attention",
       [](const std::string& dtype, int32_t num_q_heads, int32_t num_kv_heads, int32_t head_dim,
          int32_t page_size, const std::string& k_format, const std::string& v_format,
-         std::vector<int32_t> slab_pages, std::vector<int32_t> block_table,
-         std::vector<int32_t> seq_lens, std::vector<int32_t> cu_seqlens_q, float scale, bool causal,
-         int32_t window, float softcap, bool sinks, bool return_lse, double milliseconds,
-         int64_t gathered_bytes, int32_t gpu_cores) {
+         std::vector<int32_t> slab_pages, nb::handle block_table, nb::handle seq_lens,
+         nb::handle cu_seqlens_q, float scale, bool causal, int32_t window, float softcap,
+         bool sinks, bool return_lse, double milliseconds, int64_t gathered_bytes,
+         int32_t gpu_cores) {
         PagedAttentionCall call;
-        call.dtype = parse_dtype(dtype);
+        call.dtype = parse_dtype(op, dtype);
         call.num_q_heads = num_q_heads;
         call.num_kv_heads = num_kv_heads;
         call.head_dim = head_dim;
@@ -48,9 +42,9 @@ void bind_plans_paged_attention(nb::module_& plans) {
         call.k_format = parse_format(k_format);
         call.v_format = parse_format(v_format);
         call.slab_pages = std::move(slab_pages);
-        call.block_table = std::move(block_table);
-        call.seq_lens = std::move(seq_lens);
-        call.cu_seqlens_q = std::move(cu_seqlens_q);
+        call.block_table = host_int32(op, "block_table", block_table).values;
+        call.seq_lens = host_int32(op, "seq_lens", seq_lens).values;
+        call.cu_seqlens_q = host_int32(op, "cu_seqlens_q", cu_seqlens_q).values;
         call.scale = scale;
         call.causal = causal;
         call.window = window;
@@ -63,8 +57,8 @@ void bind_plans_paged_attention(nb::module_& plans) {
         return plan_paged_attention(call);
       },
       "dtype"_a, "num_q_heads"_a, "num_kv_heads"_a, "head_dim"_a, "page_size"_a, "k_format"_a,
-      "v_format"_a, "slab_pages"_a, "block_table"_a, "seq_lens"_a, "cu_seqlens_q"_a, "scale"_a,
-      "causal"_a = true, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = false,
+      "v_format"_a, "slab_pages"_a, "block_table"_a, "seq_lens"_a, "cu_seqlens_q"_a, nb::kw_only(),
+      "scale"_a, "causal"_a = true, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = false,
       "return_lse"_a = false, "milliseconds"_a = PagedAttentionBudget{}.milliseconds,
       "gathered_bytes"_a = PagedAttentionBudget{}.gathered_bytes, "gpu_cores"_a = 8);
 

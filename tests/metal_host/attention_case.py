@@ -13,6 +13,7 @@ from chunkdelta._ext import plans
 from . import PlanResult, execute_plan
 
 Array = npt.NDArray[Any]
+FORMAT_NAMES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}  # of dtypes as pages
 NAN_BITS = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}
 
 
@@ -46,15 +47,16 @@ def relative_error(x: Array, reference: Array) -> float:
 def encode_q8_0(x: Array) -> tuple[Array, Array]:
     """ggml's q8_0 rows of x [..., D] as bytes, and the values that they hold."""
     D = x.shape[-1]
-    blocks = np.zeros((*x.shape[:-1], -(-D // 32) * 32), np.float32)
+    count = -(-D // 32)
+    blocks = np.zeros((*x.shape[:-1], count * 32), np.float32)
     blocks[..., :D] = x
-    blocks = blocks.reshape(*x.shape[:-1], -1, 32)
+    blocks = blocks.reshape(*x.shape[:-1], count, 32)
     scale = (np.abs(blocks).max(-1) / 127).astype(np.float16)
     wide = scale.astype(np.float32)[..., None]
     q = np.clip(np.rint(blocks / np.where(wide > 0, wide, 1)), -127, 127).astype(np.int8)
     rows = np.concatenate([scale[..., None].view(np.uint8), q.view(np.uint8)], -1)
-    values = (q * wide.astype(np.float64)).reshape(*x.shape[:-1], -1)[..., :D]
-    return rows.reshape(*x.shape[:-1], -1), values
+    values = (q * wide.astype(np.float64)).reshape(*x.shape[:-1], count * 32)[..., :D]
+    return rows.reshape(*x.shape[:-1], count * 34), values
 
 
 def encode_rows(x: Array, page_format: str) -> tuple[Array, Array]:
@@ -133,16 +135,16 @@ class Call:
     def plan(self) -> Any:
         """The launch plan."""
         case = self.case
-        return plans.plan_paged_attention(
+        return plans.paged_attention(
             dtype=case.dtype,
             num_q_heads=case.q_heads,
             num_kv_heads=case.kv_heads,
             head_dim=case.head_dim,
             page_size=case.page_size,
-            k_format=case.k_format or case.dtype,
-            v_format=case.v_format or case.dtype,
+            k_format=FORMAT_NAMES.get(case.k_format or case.dtype, case.k_format),
+            v_format=FORMAT_NAMES.get(case.v_format or case.dtype, case.v_format),
             slab_pages=self.slab_pages,
-            block_table=self.block_table.ravel().tolist(),
+            block_table=self.block_table,
             seq_lens=list(case.kv_lens),
             cu_seqlens_q=self.bounds,
             scale=case.head_dim**-0.5 if case.scale is None else case.scale,
