@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from chunkdelta._ext import plans
 
 from . import PlanResult, execute_plan

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from chunkdelta._ext import plans
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunkdelta._ext import plans
-
 from . import METAL_ROOT, Options
-from .attention_case import Case, Call, make, pack, relative_error, rounded
+from .attention_case import Call, Case, make, pack, relative_error, rounded
 from .mutants import outcomes
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -140,7 +139,7 @@ def test_segments_change_only_the_rounding_of_row_sums(dtype):
         assert (cut.o_bits != whole.o_bits).mean() < 0.01
 
 
-@pytest.mark.parametrize("head_dim", (64, 256))
+@pytest.mark.parametrize("head_dim", [64, 256])
 def test_chunks_do_not_change_a_bit(head_dim):
     """The rows of a prefix, computed when only its keys were there."""
     case = Case((50,), (200,), head_dim=head_dim, dtype="bfloat16", window=90)
@@ -196,16 +195,16 @@ CHECKED = [
 ]
 
 
-@pytest.mark.parametrize("order", (0, 1))
-@pytest.mark.parametrize("dtype", ("float32", "bfloat16"))
+@pytest.mark.parametrize("order", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CHECKED, ids=str)
 def test_nothing_to_report(case, dtype, order):
     """No race, no access out of bounds, no read of what nobody wrote; unused slots hold NaN."""
     check(make(replace(case, dtype=dtype)), mode="check", options=Options(order=order, poison=0xFF))
 
 
-@pytest.mark.parametrize("ids", ((-1, 1 << 30), (-(1 << 31), (1 << 31) - 1)), ids=str)
-@pytest.mark.parametrize("k_format", ("float32", "q8_0"))
+@pytest.mark.parametrize("ids", [(-1, 1 << 30), (-(1 << 31), (1 << 31) - 1)], ids=str)
+@pytest.mark.parametrize("k_format", ["float32", "q8_0"])
 def test_no_table_leads_outside_the_pool(ids, k_format):
     """The op refuses such tables; the kernels still stay inside the pool. The keys' values are
     whatever lies there."""
@@ -292,7 +291,7 @@ def big_call(q_lens, kv_lens, **changes):
     } | changes
 
 
-@pytest.mark.parametrize("k_format", ("bf16", "q8_0"))
+@pytest.mark.parametrize("k_format", ["bf16", "q8_0"])
 @pytest.mark.parametrize(
     ("q_lens", "kv_lens"),
     [
@@ -420,7 +419,7 @@ def test_more_than_32767_queries():
     check(call)
 
 
-@pytest.mark.parametrize("q_len", (12, 2), ids=("flash", "decode"))
+@pytest.mark.parametrize("q_len", [12, 2], ids=("flash", "decode"))
 def test_pool_of_more_than_2_to_31_bytes(q_len):
     """Pages at the far end of a 2.2 GB pool, which is K's and V's."""
     case = Case((q_len,), (40,), 1, 1, 256, "float16")
