@@ -31,6 +31,11 @@ inline void fragment_zero(thread simdgroup_float8x8& m) {
   ELEMENT(m, 1) = 0.0f;
 }
 
+inline void fragment_add(thread simdgroup_float8x8& m, thread simdgroup_float8x8& x) {
+  ELEMENT(m, 0) += ELEMENT(x, 0);
+  ELEMENT(m, 1) += ELEMENT(x, 1);
+}
+
 inline void fragment_scale(thread simdgroup_float8x8& m, float s) {
   ELEMENT(m, 0) *= s;
   ELEMENT(m, 1) *= s;

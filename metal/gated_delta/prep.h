@@ -46,6 +46,8 @@ METAL_FUNC void stage_rows(
 }
 
 // Adds X Y^T's tiles in row tile H of the triangle, (H, 0) and for H = 1 (1, 1), over DS columns.
+// Sums of 32 columns are added to the whole: rounding errors of one long chain, which near-repeated
+// keys magnify, would be a third larger.
 template <typename T, int DS, int LD, int H>
 METAL_FUNC void accumulate_gram(
     thread simdgroup_float8x8& gram0,
@@ -54,14 +56,22 @@ METAL_FUNC void accumulate_gram(
     const threadgroup T* y_transposed) {
   simdgroup_float8x8 a;
   simdgroup_float8x8 b;
-  for (int c = 0; c < DS; c += 8) {
-    fragment_load(a, x + H * 8 * LD + c);
-    fragment_load_transposed(b, y_transposed + c, LD);
-    simdgroup_multiply_accumulate(gram0, a, b, gram0);
-    if (H == 1) {
-      fragment_load_transposed(b, y_transposed + 8 * LD + c, LD);
-      simdgroup_multiply_accumulate(gram1, a, b, gram1);
+  simdgroup_float8x8 sum0;
+  simdgroup_float8x8 sum1;
+  for (int c0 = 0; c0 < DS; c0 += 32) {
+    fragment_zero(sum0);
+    fragment_zero(sum1);
+    UNROLL for (int c = c0; c < c0 + 32; c += 8) {
+      fragment_load(a, x + H * 8 * LD + c);
+      fragment_load_transposed(b, y_transposed + c, LD);
+      simdgroup_multiply_accumulate(sum0, a, b, sum0);
+      if (H == 1) {
+        fragment_load_transposed(b, y_transposed + 8 * LD + c, LD);
+        simdgroup_multiply_accumulate(sum1, a, b, sum1);
+      }
     }
+    fragment_add(gram0, sum0);
+    if (H == 1) fragment_add(gram1, sum1);
   }
 }
 
@@ -177,7 +187,7 @@ template <typename T, int D>
         f[0] = gamma * rk;
         f[kChunk] = scale * gamma * rq;
         f[2 * kChunk] = precise::exp(two_float_difference(last, G)) * rk;
-        if (lane == kChunk - 1) f[2 * kChunk + 1] = gamma;
+        if (lane < 4) f[3 * kChunk] = precise::exp(last.x + last.y);  // padded to a float4
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);

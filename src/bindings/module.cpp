@@ -20,4 +20,5 @@ NB_MODULE(_ext, m) {
   chunkdelta::bind_plan_append_kv(plans);
   chunkdelta::bind_plan_causal_conv1d(plans);
   chunkdelta::bind_plan_paged_attention(plans);
+  chunkdelta::bind_plan_gated_delta(plans);
 }
