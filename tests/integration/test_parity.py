@@ -156,3 +156,48 @@ def test_embeddings_instead_of_tokens():
         want = model.body(tokens, model.make_cache())
         assert mx.array_equal(hidden, want)
         assert relative(model.head(hidden), stock(name)(tokens)) <= 1e-5
+
+
+def test_what_padding_holds_reaches_nothing():
+    """NaN embeddings in padding, on both sides at once, with chunks that are padding alone."""
+    for name in ARCHITECTURES:
+        model = accelerated(name)
+        rows = [prompt(n, seed=30 + n) for n in (5, 9)]
+        left, columns = [6, 4], 15
+        x = mx.full((2, columns, 64), mx.nan)
+        for b, row in enumerate(rows):
+            x[b, left[b] : left[b] + row.size] = model.model.embed_tokens(row)[0]
+        cache = [c.merge([c, c]) for c in model.make_cache()]
+        for c in cache:
+            c.prepare(
+                left_padding=left,
+                lengths=[a + r.size for a, r in zip(left, rows, strict=True)],
+                right_padding=[4, 2],
+            )
+        parts = []
+        for start in range(0, columns, 4):  # columns 0..3 hold no token at all
+            parts.append(model.body(x[:, start : start + 4], cache))
+            mx.eval(parts[-1], [c.state for c in cache])
+        for c in cache:
+            c.finalize()
+        hidden = mx.concatenate(parts, axis=1)
+        for b, row in enumerate(rows):
+            got = model.head(hidden[b : b + 1, left[b] : left[b] + row.size])
+            assert relative(got, stock(name)(row)) <= 1e-5
+        after = model(mx.array([[1], [2]]), cache=cache)
+        for b, row in enumerate(rows):
+            whole = mx.concatenate([row, mx.array([[b + 1]])], axis=1)
+            assert relative(after[b], stock(name)(whole)[0, -1:]) <= 1e-5
+
+
+@pytest.mark.parametrize("name", ["qwen3_5", "olmo_hybrid"])
+def test_float16(name: str):
+    exact = build(name, dtype=mx.float16)
+    exact.set_dtype(mx.float32)
+    tokens = prompt(200)
+    want = exact(tokens)
+    model = build(name, dtype=mx.float16)
+    stock_error = _rms(model(tokens), want)
+    logits = run(accelerate(model), tokens, 64)
+    assert logits.dtype == mx.float16
+    assert _rms(logits, want) <= stock_error

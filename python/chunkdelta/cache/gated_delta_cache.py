@@ -76,7 +76,12 @@ class GatedDeltaCache(ArraysCache):  # type: ignore[misc]
             )
         return self._padding.spans(columns)
 
+    def check(self, rows: int, columns: int) -> None:
+        """Raise ValueError unless the rows of the next columns are those held."""
+        self.spans(rows, columns)
+
     def advance(self, columns: int) -> None:
+        """Columns have passed, their tokens taken into the entries."""
         self._padding.advance(columns)
 
     def make_mask(self, columns: int) -> None:

@@ -177,8 +177,12 @@ class PagedKVCache:
                 order.append(where)
             back = np.argsort(np.concatenate(order)).astype(np.int32)
             out = mx.take(mx.concatenate(parts), mx.array(back), axis=0)
-        self._padding.advance(columns)
+        self.advance(columns)
         return out
+
+    def advance(self, columns: int) -> None:
+        """Columns have passed, their tokens appended."""
+        self._padding.advance(columns)
 
     def _groups(self) -> list[tuple[KVPool, list[int]]]:
         groups: dict[int, tuple[KVPool, list[int]]] = {}

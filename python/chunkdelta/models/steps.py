@@ -164,8 +164,6 @@ class AttentionStep:
         return out.reshape(shape)
 
     def _rotate(self, rope: nn.Module, *heads: mx.array) -> list[mx.array]:
-        if not heads[0].size:
-            return list(heads)
         # The model's own rotary module, with whatever scaling it has. It counts positions along
         # axis -2 from one offset a row, so packed tokens become rows of one position each.
         if self.packing is None:
