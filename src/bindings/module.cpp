@@ -21,4 +21,5 @@ NB_MODULE(_ext, m) {
   chunkdelta::bind_plan_causal_conv1d(plans);
   chunkdelta::bind_plan_paged_attention(plans);
   chunkdelta::bind_plan_gated_delta(plans);
+  chunkdelta::bind_plan_rope(plans);
 }

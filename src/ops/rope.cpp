@@ -2,6 +2,8 @@
 
 #include <numeric>
 
+#include "core/plans/rope.h"
+#include "metal/encoder.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "ops/checks.h"
@@ -84,8 +86,18 @@ void Rope::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::array>
   });
 }
 
-void Rope::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[rope] built without Metal");
+void Rope::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  const auto &x = inputs[0], &positions = inputs[1];
+  auto& out = outputs[0];
+  if (x.is_donatable()) {
+    out.copy_shared_buffer(x);
+  } else {
+    out.set_data(mx::allocator::malloc(out.nbytes()));
+  }
+  const int64_t row = int64_t(options_.heads) * options_.head_dim;
+  encode_plan(plan_rope(options_, core_dtype("rope", "x", x),
+                        row ? static_cast<int64_t>(x.size()) / row : 0),
+              {{"x", x}, {"positions", positions}, {"out", out}}, stream());
 }
 
 }  // namespace chunkdelta
