@@ -11,7 +11,7 @@ from chunkdelta.env import check_mlx_version
 check_mlx_version()
 
 from chunkdelta.cache import KVPages, PrefixCache, StatePool, load_prefix, save_prefix
-from chunkdelta.loop import plan_memory, prefill
+from chunkdelta.loop import plan_memory, prefill, prefill_with_prefixes
 from chunkdelta.models import make_cache
 from chunkdelta.ops import (
     append_kv,
@@ -45,6 +45,7 @@ __all__ = [
     "paged_attention",
     "plan_memory",
     "prefill",
+    "prefill_with_prefixes",
     "rope",
     "save_prefix",
     "slot_mapping",

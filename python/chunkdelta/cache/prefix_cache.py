@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +28,7 @@ Tokens = NDArray[np.int64]
 class _Checkpoint:
     """The caches of one prefix. ``tail`` are its tokens past its last whole block."""
 
-    block: _Block
+    up: weakref.ref[_Block]  # weak, as all links upwards: dropping the cache drops its pages
     tail: Tokens
     tail_keys: tuple[tuple[int, str], ...]
     length: int
@@ -35,17 +36,27 @@ class _Checkpoint:
     logits: mx.array | None
     used: int = 0  # clock of the last use
 
+    @property
+    def block(self) -> _Block:
+        block = self.up()
+        assert block is not None  # the block holds the checkpoint
+        return block
+
 
 @dataclass(eq=False)
 class _Block:
     """``block_size`` tokens after the parent's. The root has none."""
 
     digest: bytes
-    parent: _Block | None
+    up: weakref.ref[_Block] | None
     tokens: Tokens
     keys: tuple[tuple[int, str], ...]
     children: dict[bytes, list[_Block]] = field(default_factory=dict)
     checkpoints: list[_Checkpoint] = field(default_factory=list)
+
+    @property
+    def parent(self) -> _Block | None:
+        return None if self.up is None else self.up()
 
 
 @dataclass(frozen=True)
@@ -272,20 +283,20 @@ class PrefixCache:
                 child = self._child(block, part, part_keys)
                 if child is None:
                     digest = _digest(block, part, part_keys)
-                    child = _Block(digest, block, part.copy(), part_keys)
+                    child = _Block(digest, weakref.ref(block), part.copy(), part_keys)
                     block.children.setdefault(digest, []).append(child)
                 block = child
             tail, tail_keys = prefix[whole:], _keys_in(keys, whole, len(prefix))
-            for old in list(block.checkpoints):
-                if np.array_equal(old.tail, tail) and old.tail_keys == tail_keys:
-                    self._remove(old)
             point = _Checkpoint(
-                block, tail.copy(), tail_keys, len(prefix), fork, logits, self._clock
+                weakref.ref(block), tail.copy(), tail_keys, len(prefix), fork, logits, self._clock
             )
             block.checkpoints.append(point)
             self._checkpoints.append(point)
             self._nbytes += _state_bytes(point) + self._hold(point)
             self._counts["inserted"] += 1
+            for old in block.checkpoints[:-1]:  # now that the block stays
+                if np.array_equal(old.tail, tail) and old.tail_keys == tail_keys:
+                    self._remove(old)
             self.evict(self.max_bytes)
             return point in self._checkpoints
 
@@ -373,16 +384,16 @@ class PrefixCache:
                 del self._pages[key]
         self._nbytes -= freed
         self._checkpoints.remove(point)
-        block: _Block | None = point.block
-        point.block.checkpoints.remove(point)
-        while block is not None and block.parent is not None:  # blocks that lead nowhere
+        block = point.block
+        block.checkpoints.remove(point)
+        while (parent := block.parent) is not None:  # drop blocks that lead nowhere
             if block.checkpoints or block.children:
                 break
-            siblings = block.parent.children[block.digest]
+            siblings = parent.children[block.digest]
             siblings.remove(block)
             if not siblings:
-                del block.parent.children[block.digest]
-            block = block.parent
+                del parent.children[block.digest]
+            block = parent
 
     def _least_valuable(self, points: Sequence[_Checkpoint]) -> _Checkpoint:
         """Marconi's score; linear in the number of checkpoints, of which there are few."""

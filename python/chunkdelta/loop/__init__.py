@@ -3,6 +3,7 @@
 from chunkdelta.loop.chunks import plan_chunks
 from chunkdelta.loop.memory import ChunkPlan, MemoryPlan, plan_memory
 from chunkdelta.loop.prefill import PrefillCancelled, PrefillModel, prefill
+from chunkdelta.loop.reuse import Prefilled, prefill_with_prefixes
 from chunkdelta.loop.shapes import (
     AttentionShape,
     GatedDeltaShape,
@@ -21,7 +22,9 @@ __all__ = [
     "ModelShape",
     "PrefillCancelled",
     "PrefillModel",
+    "Prefilled",
     "plan_chunks",
     "plan_memory",
     "prefill",
+    "prefill_with_prefixes",
 ]

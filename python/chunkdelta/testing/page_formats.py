@@ -92,7 +92,8 @@ def encode(name: str, x: ArrayLike) -> Bytes:
         inverse = np.divide(1, scale, out=np.zeros_like(scale), where=scale != 0)
         steps = (block * inverse[..., None] + np.float32(8.5)).astype(np.int32)
         q: Bytes = np.minimum(15, steps).astype(np.uint8)
-        return _pack([_half(scale), q[..., :16] | q[..., 16:] << 4])
+        packed: Bytes = (q[..., :16] | q[..., 16:] << 4).astype(np.uint8)
+        return _pack([_half(scale), packed])
     if name == "turbo4":
         block = _blocks(x, 128)
         norm = np.linalg.norm(block.astype(np.float64), axis=-1)
@@ -103,7 +104,7 @@ def encode(name: str, x: ArrayLike) -> Bytes:
         index[norm <= 1e-10] = np.searchsorted(TURBO4_MIDPOINTS, 0.0, side="right")
         # The stored norm makes the reconstruction as long as the row was.
         norm = norm / np.linalg.norm(TURBO4_CENTROIDS[index].astype(np.float64), axis=-1)
-        nibbles = index[..., 0::2] | index[..., 1::2] << 4
+        nibbles: Bytes = (index[..., 0::2] | index[..., 1::2] << 4).astype(np.uint8)
         return _pack([_half(norm), _half(np.zeros_like(norm)), nibbles])
     raise ValueError(f"[encode] expected one of q8_0, q4_0, turbo4; got {name}")
 
