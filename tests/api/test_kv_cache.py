@@ -235,6 +235,16 @@ def test_what_it_cannot_do_is_refused():
         cache.update_and_fetch(mx.zeros((1, 2, 3, 64)), mx.zeros((1, 2, 3, 64)))
 
 
+def test_a_send_ordered_after_the_keys_is_evaluated_with_the_state():
+    """What mlx-lm's pipelined models do with the last layer's cache."""
+    cache, row = PagedKVCache(pool()), Sequence(3)
+    step(cache, [row], 5, [5])
+    sent = mx.zeros(3) + 1
+    cache.keys = mx.depends(cache.keys, sent)
+    mx.eval([c.state for c in [cache]])
+    step(cache, [row], 5, [5])
+
+
 def test_shared_pools_live_as_long_as_a_cache():
     pools = SharedPools()
     shapes = [(KV_HEADS, DIM), (1, 128)]
