@@ -8,6 +8,7 @@ import threading
 import mlx.core as mx
 import pytest
 from chunkdelta.models.mlx_lm import accelerate
+from chunkdelta.models.prompt_reuse import PromptCache
 from mlx_lm import generate, stream_generate
 from mlx_lm.generate import BatchGenerator, generate_step
 from mlx_lm.models.cache import LRUPromptCache, make_prompt_cache
@@ -167,3 +168,28 @@ def test_prompt_cache_of_mlx_lm_is_ours(pair):
     _, ours = pair
     kinds = {type(c).__name__ for c in make_prompt_cache(ours)}
     assert kinds == {"PagedKVCache", "GatedDeltaCache"}
+
+
+def test_prompt_cache_reuses_prompts_of_hybrid_models(pair):
+    """What mlx-lm's server does around a turn, with our prompt cache and with none."""
+    model, prompts = pair[1], PromptCache(max_size=4)
+
+    def turn(tokens, cache):
+        steps = generate_step(mx.array(tokens), model, prompt_cache=cache, max_tokens=5)
+        return [int(token) for token, _ in steps]
+
+    first = ids(42, seed=3)
+    cache, rest = prompts.fetch_nearest_cache("m", first)
+    assert cache is None
+    assert rest == first
+    cache = model.make_cache()
+    answer = turn(first, cache)
+    prompts.insert_cache("m", [*first, *answer], cache)
+
+    second = [*first, *answer, 60, 61]
+    cache, rest = prompts.fetch_nearest_cache("m", second)
+    assert len(rest) in (2, 3)  # the last sampled token may not have run through the model yet
+    assert turn(rest, cache) == turn(second, model.make_cache())
+    assert prompts.fetch_nearest_cache("another model", second)[0] is None
+    prompts.trim_to(n_sequences=0)
+    assert (len(prompts), prompts.nbytes) == (0, 0)

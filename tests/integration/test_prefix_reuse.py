@@ -91,7 +91,7 @@ def test_tails_past_a_page(model, tail):
     shared = prompt(64 + tail)
     first = run(model, shared, prefixes)
     a = chunkdelta.prefill(model, prompt(9, 1), first.cache)
-    second = prefixes.lookup(shared + [1])
+    second = prefixes.lookup([*shared, 1])
     assert second.length == 64 + tail
     b = chunkdelta.prefill(model, prompt(9, 1), second.cache)
     assert mx.array_equal(a, b)
@@ -101,9 +101,9 @@ def test_keys_tell_equal_tokens_apart(model):
     prefixes = prefixes_of(model, block_size=16)
     tokens = prompt(48)
     run(model, tokens, prefixes, keys={20: "cat.png"})
-    assert prefixes.lookup(tokens + [1], keys={20: "dog.png"}).length == 0
-    assert prefixes.lookup(tokens + [1]).length == 0
-    assert prefixes.lookup(tokens + [1], keys={20: "cat.png"}).length == 48
+    assert prefixes.lookup([*tokens, 1], keys={20: "dog.png"}).length == 0
+    assert prefixes.lookup([*tokens, 1]).length == 0
+    assert prefixes.lookup([*tokens, 1], keys={20: "cat.png"}).length == 48
 
 
 def test_colliding_hashes_are_never_served(model, monkeypatch):
@@ -111,9 +111,9 @@ def test_colliding_hashes_are_never_served(model, monkeypatch):
     prefixes = prefixes_of(model, block_size=16)
     a, b = prompt(40, 1), prompt(40, 2)
     keep = run(model, a, prefixes)
-    assert prefixes.lookup(b + [1]).length == 0
+    assert prefixes.lookup([*b, 1]).length == 0
     run(model, b, prefixes)
-    assert prefixes.lookup(a + [1]).length == prefixes.lookup(b + [1]).length == 40
+    assert prefixes.lookup([*a, 1]).length == prefixes.lookup([*b, 1]).length == 40
     del keep
 
 
@@ -121,12 +121,12 @@ def test_running_sequences_survive_eviction(model):
     prefixes = prefixes_of(model)
     tokens = prompt(90)
     run(model, tokens, prefixes)
-    hit = prefixes.lookup(tokens + [1])
+    hit = prefixes.lookup([*tokens, 1])
     kept = copy.deepcopy(hit.cache)
     freed = prefixes.evict(0)
     assert freed > 0
     assert prefixes.nbytes == 0
-    assert prefixes.lookup(tokens + [1]).length == 0
+    assert prefixes.lookup([*tokens, 1]).length == 0
     a = chunkdelta.prefill(model, prompt(20, 1), hit.cache)
     b = chunkdelta.prefill(model, prompt(20, 1), kept)
     assert mx.array_equal(a, b)

@@ -308,10 +308,16 @@ class PrefixCache:
         """
         with self._lock:
             before = self._nbytes
-            while self._nbytes > to_bytes and self._checkpoints:
+            while self._nbytes > to_bytes:
+                self.evict_one()
+            return before - self._nbytes
+
+    def evict_one(self) -> None:
+        """Drop the least valuable checkpoint, if there is any."""
+        with self._lock:
+            if self._checkpoints:
                 self._remove(self._least_valuable(self._checkpoints))
                 self._counts["evicted"] += 1
-            return before - self._nbytes
 
     def attach(self, cache: Sequence[Any]) -> None:
         """Let caches of fixed capacity take pages from this cache when theirs are used up."""

@@ -134,7 +134,7 @@ class HybridCacheMachine(RuleBasedStateMachine):
                 self.model, more, cache, chunk_size=CHUNK, should_stop=lambda: next(asked) >= chunks
             )
         except PrefillCancelled as stopped:
-            assert stopped.done == chunks * CHUNK
+            assert stopped.done == chunks * CHUNK  # noqa: PT017
             tokens += more[: stopped.done]
         else:
             raise AssertionError("expected PrefillCancelled")
