@@ -53,16 +53,11 @@ class Options:
         )
 
 
-def granule_shift(itemsize: int) -> int:
-    """log2 of the bytes that are tracked as one: an element, at most four bytes."""
-    return min(itemsize, 4).bit_length() - 1
-
-
 class Memory:
     """The buffers of a launch or plan. Making one forgets those of the one before.
 
     Args:
-      checked: track every element (check mode).
+      checked: track every access (check mode).
       options: gives the poison.
     """
 
@@ -72,9 +67,9 @@ class Memory:
         options.apply()
         runtime().mh_reset()
 
-    def allocate(self, size: int, name: str, shift: int, defined: bool) -> int:
+    def allocate(self, size: int, name: str, defined: bool) -> int:
         """A buffer of ``size`` bytes; poisoned unless its content is to be ``defined``."""
-        number: int = runtime().mh_create_buffer(size, name.encode(), shift, self._checked, defined)
+        number: int = runtime().mh_create_buffer(size, name.encode(), self._checked, defined)
         if number < 0:
             raise MemoryError(f"metal_host: no room for {name} of {size} bytes")
         self._sizes.append(size)
@@ -82,7 +77,7 @@ class Memory:
 
     def add(self, array: npt.NDArray[np.generic], name: str, defined: bool = True) -> int:
         """A buffer for ``array``, with its content if ``defined``."""
-        number = self.allocate(array.nbytes, name, granule_shift(array.itemsize), defined)
+        number = self.allocate(array.nbytes, name, defined)
         if defined and array.nbytes:
             data = np.ascontiguousarray(array)
             C.memmove(self._address(number), data.ctypes.data, data.nbytes)
@@ -90,7 +85,7 @@ class Memory:
 
     def add_bytes(self, content: bytes, name: str) -> int:
         """A buffer with the given bytes."""
-        number = self.allocate(len(content), name, 0, True)
+        number = self.allocate(len(content), name, defined=True)
         C.memmove(self._address(number), content, len(content))
         return number
 

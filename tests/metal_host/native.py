@@ -100,7 +100,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
             C.c_double,
         ],
     ),
-    "mh_create_buffer": (C.c_int, [C.c_uint64, C.c_char_p, C.c_int, C.c_int, C.c_int]),
+    "mh_create_buffer": (C.c_int, [C.c_uint64, C.c_char_p, C.c_int, C.c_int]),
     "mh_buffer_data": (C.c_void_p, [C.c_int]),
     "mh_unbind_all": (None, []),
     "mh_bind": (None, [C.c_int, C.c_int, C.c_uint64, C.c_int]),

@@ -24,7 +24,6 @@ from .report import UNWRITTEN_OUTPUT, BarrierSite, Counters, MetalError, Report
 from .run import DEFAULT, Array, LaunchResult, Library, Mutation
 
 MAX_PARAMS_BYTES = 4096  # of setBytes
-SCRATCH_SHIFT = 1  # log2 of the bytes of scratch that are tracked as one
 
 
 class PlanLaunch(Protocol):
@@ -103,7 +102,6 @@ def execute_plan(
     flattened: bool = False,
     options: Options = DEFAULT,
     mutation: Mutation | None = None,
-    scratch_shift: int = SCRATCH_SHIFT,
     raise_errors: bool = True,
 ) -> PlanResult:
     """Executes a launch plan on the host.
@@ -119,8 +117,6 @@ def execute_plan(
       flattened: compile each source as one text without an include path.
       options: thread order, poison, limits.
       mutation: a barrier to weaken in every launch that has it.
-      scratch_shift: log2 of the bytes of scratch that are tracked as one: the smallest element
-        that different threads write.
       raise_errors: raise MetalError if there are reports, else only return them.
 
     Raises:
@@ -143,7 +139,7 @@ def execute_plan(
             shared[key] = memory.add(array, f"'{role}'", defined=defined)
         numbers[role] = shared[key]
     for role, size in scratch.items():
-        numbers[role] = memory.allocate(size, f"scratch '{role}'", scratch_shift, defined=False)
+        numbers[role] = memory.allocate(size, f"scratch '{role}'", defined=False)
     for role, content in host_data.items():
         numbers[role] = memory.add_bytes(content, f"host data '{role}'")
 

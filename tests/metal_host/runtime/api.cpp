@@ -32,8 +32,8 @@ EXPORT void mh_options(int poison, uint32_t order, uint32_t max_threads, uint64_
   state.options = {poison,           order,         max_threads,          threadgroup_limit,
                    strict_simd != 0, lockstep != 0, flush_denormals != 0, cpu_seconds};
 }
-EXPORT int mh_create_buffer(uint64_t bytes, const char* name, int shift, int checked, int defined) {
-  return create_buffer(bytes, name, shift, checked != 0, defined != 0);
+EXPORT int mh_create_buffer(uint64_t bytes, const char* name, int checked, int defined) {
+  return create_buffer(bytes, name, checked != 0, defined != 0);
 }
 EXPORT void* mh_buffer_data(int id) {
   return buffer_at(id).begin;
@@ -51,13 +51,12 @@ EXPORT void mh_set_threadgroup_argument(int index, uint64_t bytes) {
 // Bytes of a buffer that never got defined content, and where the first lies.
 EXPORT uint64_t mh_undefined_bytes(int id, uint64_t* first) {
   const Buffer& b = buffer_at(id);
-  const uint64_t bytes = static_cast<uint64_t>(b.end - b.begin), granule = uint64_t{1} << b.shift;
+  const auto bytes = static_cast<uint64_t>(b.end - b.begin);
   uint64_t count = 0;
   *first = 0;
-  for (uint64_t i = 0; b.defined && i * granule < bytes; i++) {
+  for (uint64_t i = 0; b.defined && i < bytes; i++) {
     if (b.defined[i]) continue;
-    if (!count) *first = i * granule;
-    count += granule;
+    if (!count++) *first = i;
   }
   return count;
 }

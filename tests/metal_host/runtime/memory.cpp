@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <map>
 
 #include "fiber.h"
 #include "launch.h"
@@ -32,13 +33,15 @@ struct Variable {
   const char* name;
   int id;
   char *begin, *end;
+  Granules granules;
 };
 char* threadgroup_arena;
 uint8_t variable_at[kThreadgroupArena / 16];  // variable number + 1
 std::vector<Variable> variables;
-size_t variables_end;     // offset of the first free byte of the arena
-uint64_t variable_bytes;  // what the threadgroup has declared so far
-Cell* threadgroup_cells;
+size_t variables_end;                // offset of the first free byte of the arena
+uint64_t variable_bytes;             // what the threadgroup has declared so far
+Cell* threadgroup_cells;             // one for each byte of the arena
+std::map<int, int> variable_shifts;  // by id: as narrow as an earlier threadgroup needed
 
 struct UnsetConstant {
   const char *name, *begin, *end;
@@ -55,6 +58,16 @@ void set_up() {
   threadgroup_cells =
       reinterpret_cast<Cell*>(map_memory(kThreadgroupArena * sizeof(Cell), PROT_READ | PROT_WRITE));
   slot_owner.assign(1, 0);
+}
+
+// Room for a cell for each byte; untouched pages cost nothing.
+size_t cell_bytes(const Buffer& b) {
+  return static_cast<size_t>(b.end - b.begin + 1) * sizeof(Cell);
+}
+
+void release_cells(Buffer& b) {
+  if (b.granules.cells) munmap(b.granules.cells, cell_bytes(b));
+  b.granules = {};
 }
 
 bool in_arena(const char* p) {
@@ -78,9 +91,10 @@ bool conflicts(const Access& earlier, bool atomic) {
   return !(same_simdgroup && earlier.simd_barriers != passed);  // a simdgroup barrier lies between
 }
 
+template <MemoryClass M>
 void remember_read(Cell& cell, const Access& me) {
   const Access& last = cell.read;
-  if (last.interval && last.interval < state.first_interval[kDevice]) {
+  if (last.interval && last.interval < state.first_interval[M]) {
     cell.foreign_read = last;
   } else if (last.interval == me.interval) {
     const uint32_t thread = last.thread & ~kAtomic;
@@ -133,61 +147,74 @@ void check_cells(Cell* cells, size_t count, bool write, bool atomic, uint64_t pc
                   static_cast<uint16_t>(current->thread | (atomic ? kAtomic : 0)),
                   static_cast<uint16_t>(state.simdgroups[current->simdgroup].barrier_count[M]),
                   static_cast<uint32_t>(pc)};
-  bool told = false;
+  bool told_race = false, told_undefined = false;
   for (Cell* cell = cells; cell != cells + count; cell++) {
     const Access* conflict = find_conflict<M>(*cell, write, atomic);
-    if (__builtin_expect(conflict && !told, 0)) {
+    if (__builtin_expect(conflict && !told_race, 0)) {
       report_race<M>(*cell, *conflict, write, atomic, pc, address);
-      told = true;
+      told_race = true;
     }
     if (write) {
       remember_write(*cell, me);
     } else {
-      if (M == kThreadgroup && cell->write.interval < state.first_interval[M] && !told) {
+      if (M == kThreadgroup && cell->write.interval < state.first_interval[M] && !told_undefined) {
         char where[160];
         report(kUninitialisedRead, pc, 0, "read of uninitialised %s",
                describe(address, where, sizeof where));
-        told = true;
+        told_undefined = true;
       }
-      remember_read(*cell, me);
+      remember_read<M>(*cell, me);
     }
   }
 }
 
 void check_buffer(Buffer& b, char* p, size_t size, bool write, bool atomic, uint64_t pc) {
   char where[160];
-  const size_t first = static_cast<size_t>(p - b.begin) >> b.shift;
-  const size_t last = (static_cast<size_t>(p - b.begin) + size - 1) >> b.shift;
+  const auto offset = static_cast<size_t>(p - b.begin);
   if (__builtin_expect(b.access == 0, 0)) {
     report(kBinding, pc, 0, "access to %s, which this launch does not bind",
            describe(p, where, sizeof where));
     return;
   }
-  if (!b.cells) return;
+  if (!b.defined) return;
   if (write) {
     if (__builtin_expect(!(b.access & kWrite), 0)) {
       report(kReadOnlyWrite, pc, 0, "write to read-only %s", describe(p, where, sizeof where));
+      return;
     }
-    memset(b.defined + first, 1, last - first + 1);
+    memset(b.defined + offset, 1, size);
   } else {
-    const bool undefined = memchr(b.defined + first, 0, last - first + 1) != nullptr;
+    const bool undefined = memchr(b.defined + offset, 0, size) != nullptr;
     if (__builtin_expect(undefined, 0)) {
       report(kUninitialisedRead, pc, 0, "read of uninitialised %s",
              describe(p, where, sizeof where));
-    } else if (!(b.access & kRead)) {
-      for (size_t i = first; i <= last; i++) {
-        if (b.cells[i].write.interval) continue;
-        report(kUninitialisedRead, pc, 0, "read of write-only %s before this launch wrote it",
-               describe(p, where, sizeof where));
-        break;
-      }
     }
     if (b.access == kRead) return;  // nobody writes it: nothing to race with
+    if (!(b.access & kRead) && !undefined) {
+      Cell* cell = b.granules.at(offset, size);
+      Cell* end = cell + (size >> b.granules.shift);
+      while (cell != end && cell->write.interval) cell++;
+      if (cell != end) {
+        report(kUninitialisedRead, pc, 0, "read of write-only %s before this launch wrote it",
+               describe(p, where, sizeof where));
+      }
+    }
   }
-  check_cells<kDevice>(b.cells + first, last - first + 1, write, atomic, pc, p);
+  Cell* cells = b.granules.at(offset, size);
+  check_cells<kDevice>(cells, size >> b.granules.shift, write, atomic, pc, p);
 }
 
 }  // namespace
+
+void Granules::split(int to) {
+  const size_t parts = size_t{1} << (shift - to);
+  for (size_t i = touched; i-- > 0;) {  // from the end: the parts of one take the places of others
+    const Cell whole = cells[i];
+    for (size_t part = 0; part < parts; part++) cells[i * parts + part] = whole;
+  }
+  touched *= parts;
+  shift = to;
+}
 
 const char* describe(const void* address, char* text, size_t size) {
   const char* p = static_cast<const char*>(address);
@@ -234,10 +261,11 @@ void check_access(const volatile void* address, size_t size, bool write, bool at
         size;
     const int id = variable_at[(p - threadgroup_arena) / 16];
     if (id) {
-      const Variable& v = variables[id - 1];
+      Variable& v = variables[id - 1];
       if (p >= v.begin && p + size <= v.end) {
-        Cell* cells = threadgroup_cells + (p - threadgroup_arena);
-        return check_cells<kThreadgroup>(cells, size, write, atomic, pc, p);
+        Cell* cells = v.granules.at(static_cast<size_t>(p - v.begin), size);
+        const size_t count = size >> v.granules.shift;
+        return check_cells<kThreadgroup>(cells, count, write, atomic, pc, p);
       }
     }
   } else if (p >= stack_base() && p < stack_base() + kMaxThreads * kStackBytes) {
@@ -264,13 +292,13 @@ void check_access(const volatile void* address, size_t size, bool write, bool at
 
 void reset_memory() {
   set_up();
-  for (const Buffer& b : buffers) {
+  for (Buffer& b : buffers) {
     const size_t bytes = static_cast<size_t>(b.end - b.begin);
     char* page = b.begin - (reinterpret_cast<uintptr_t>(b.begin) & (kPage - 1));
     mmap(page, (bytes + 2 * kPage - 1) / kPage * kPage, PROT_NONE,
          MAP_FIXED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (b.cells) munmap(b.cells, b.granules * sizeof(Cell));
-    if (b.defined) munmap(b.defined, b.granules);
+    release_cells(b);
+    if (b.defined) munmap(b.defined, bytes + 1);
   }
   buffers.clear();
   next_slot = 1;
@@ -278,7 +306,7 @@ void reset_memory() {
   unbind_all();
 }
 
-int create_buffer(uint64_t bytes, const char* name, int shift, bool checked, bool defined) {
+int create_buffer(uint64_t bytes, const char* name, bool checked, bool defined) {
   set_up();
   const size_t body = (bytes + kEndAlignment - 1) / kEndAlignment * kEndAlignment;
   const size_t slots = (body + kSlot - 1) / kSlot + (body == 0);
@@ -290,12 +318,10 @@ int create_buffer(uint64_t bytes, const char* name, int shift, bool checked, boo
   Buffer b;
   b.begin = end - body;
   b.end = b.begin + bytes;
-  b.shift = shift;
   b.name = name;
   if (checked) {
-    b.granules = (bytes >> shift) + 2;
-    b.defined = reinterpret_cast<uint8_t*>(map_memory(b.granules, PROT_READ | PROT_WRITE));
-    if (defined) memset(b.defined, 1, b.granules);
+    b.defined = reinterpret_cast<uint8_t*>(map_memory(bytes + 1, PROT_READ | PROT_WRITE));
+    if (defined) memset(b.defined, 1, bytes);
   }
   if (!defined) memset(b.begin, state.options.poison, bytes);
   buffers.push_back(b);
@@ -344,16 +370,17 @@ size_t num_bindings() {
 }
 
 void begin_launch() {
+  variables.clear();
+  variable_shifts.clear();
   for (Buffer& b : buffers) {
-    if (b.cells) munmap(b.cells, b.granules * sizeof(Cell));
-    b.cells = nullptr;
-    if (!b.granules || !b.access) continue;
-    b.cells =
-        reinterpret_cast<Cell*>(map_memory(b.granules * sizeof(Cell), PROT_READ | PROT_WRITE));
+    release_cells(b);
+    if (!b.defined || !(b.access & kWrite)) continue;
+    b.granules.cells = reinterpret_cast<Cell*>(map_memory(cell_bytes(b), PROT_READ | PROT_WRITE));
   }
 }
 
 void begin_threadgroup() {
+  for (const Variable& v : variables) variable_shifts[v.id] = v.granules.shift;
   variables.clear();
   memset(variable_at, 0, sizeof variable_at);
   variables_end = 0;
@@ -383,7 +410,10 @@ extern "C" void* mh_rt_threadgroup_variable(const char* name, int id, mh_u64 siz
            static_cast<size_t>(variable_bytes), name,
            static_cast<size_t>(state.options.threadgroup_limit));
   }
-  Variable v{name, id, threadgroup_arena + begin, threadgroup_arena + begin + size};
+  Variable v{name, id, threadgroup_arena + begin, threadgroup_arena + begin + size, {}};
+  v.granules.cells = threadgroup_cells + begin;
+  const auto known = variable_shifts.find(id);
+  if (known != variable_shifts.end()) v.granules.shift = known->second;
   variables.push_back(v);
   memset(v.begin, state.options.poison, size);
   for (size_t i = begin / 16; i < (begin + size + 15) / 16; i++) {

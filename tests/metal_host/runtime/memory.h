@@ -18,8 +18,9 @@ struct Access {
   uint32_t pc;  // offset in the module
 };
 
-// What is remembered of one granule (an element of a buffer, a byte of threadgroup memory): enough
-// to find a conflict with a later access if any earlier one conflicts.
+// What is remembered of one granule: enough to find a conflict with a later access if any earlier
+// one conflicts. A granule is the largest power of two, up to 16 bytes, that divides the offset and
+// size of every access to its buffer or variable so far: the first narrower access splits them.
 struct Cell {
   Access write;
   Access other_atomic;  // last atomic write by another thread than `write`
@@ -30,14 +31,32 @@ struct Cell {
 
 enum BufferAccess : int { kRead = 1, kWrite = 2 };
 
+// The cells of a buffer or variable, in order of address.
+struct Granules {
+  Cell* cells = nullptr;
+  int shift = kLargest;  // log2 of the bytes of a granule
+  size_t touched = 0;    // granules from here on hold nothing of this launch
+
+  static constexpr int kLargest = 4;
+
+  // The cells of an access; splits granules that it covers in part.
+  Cell* at(size_t offset, size_t size) {
+    const int fits = __builtin_ctzll(offset | size | (size_t{1} << kLargest));
+    if (__builtin_expect(fits < shift, 0)) split(fits);
+    const size_t end = (offset + size) >> shift;
+    if (end > touched) touched = end;
+    return cells + (offset >> shift);
+  }
+  void split(int to);
+};
+
 struct Buffer {
   char *begin = nullptr, *end = nullptr;
   int access = 0;  // BufferAccess bits of this launch's bindings, 0 if it has none
-  int shift = 0;   // log2 of the granule
   std::string name;
-  Cell* cells = nullptr;       // of the running launch; none in fast builds
-  uint8_t* defined = nullptr;  // granules with defined content, kept across launches
-  size_t granules = 0;
+  Granules granules;  // of the running launch; without cells in fast builds
+  uint8_t* defined =
+      nullptr;  // bytes with defined content, kept across launches; null in fast builds
 };
 
 struct Binding {
@@ -48,7 +67,7 @@ struct Binding {
 // Forgets all buffers and bindings.
 void reset_memory();
 // A buffer of `bytes` bytes, its end flush (to 32 bytes) against an inaccessible page.
-int create_buffer(uint64_t bytes, const char* name, int shift, bool checked, bool defined);
+int create_buffer(uint64_t bytes, const char* name, bool checked, bool defined);
 Buffer& buffer_at(int id);
 void unbind_all();
 void bind(int index, int buffer, uint64_t offset, int access);
