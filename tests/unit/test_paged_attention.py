@@ -1,5 +1,10 @@
 """paged_attention against the float64 oracle, with every unused slot of the pool holding NaN."""
 
+import json
+import os
+import subprocess
+import sys
+
 import chunkdelta
 import mlx.core as mx
 import numpy as np
@@ -259,3 +264,75 @@ def test_explain_names_the_kernel_and_why(q_lens, kernel, reason):
     )
     assert got[0] == kernel.replace("ISA", chunkdelta._ext.active_isa())
     assert reason in got[1]
+
+
+def test_more_keys_than_16_bits_count():
+    """131,072 keys, of which a table repeats 64 pages: indices are wide enough everywhere."""
+    batch = PagedBatch(q_lens=[40], seq_lens=[1024], head_dim=32, num_q_heads=2, num_kv_heads=1)
+    batch.block_table = np.tile(batch.block_table, 128)
+    batch.seq_lens = [128 * 1024]
+    o, lse = attend(batch, {"window": 70_000})
+    expected, expected_lse = batch.naive(window=70_000)
+    assert error(o, expected) <= 2 * error(batch.plain(window=70_000), expected)
+    assert np.abs(lse - expected_lse).max() < 1e-5
+    q = batch.q
+    batch.q, batch.q_lens = q[-1:], [1]  # the same keys through the decode path
+    decoded, _ = attend(batch, {"window": 70_000})
+    assert error(decoded, expected[-1:]) <= 2 * error(batch.plain(window=70_000), expected[-1:])
+
+
+@pytest.mark.parametrize(
+    ("q_len", "heads", "head_dim"),
+    [(512, (16, 4), 256), (2048, (16, 4), 256), (512, (64, 8), 128), (1, (16, 4), 256)],
+    ids=str,
+)
+def test_workspace_is_flat_in_the_context(q_len, heads, head_dim):
+    contexts = (4096, 16_384, 65_536, 131_072, 1_048_576)
+    sizes = [
+        chunkdelta._ext.paged_attention_workspace(
+            [keys], [0, q_len], *heads, head_dim, True, 0, threads=2
+        )
+        for keys in contexts
+    ]
+    assert max(sizes) <= (24 << 20) + 2 * (136 << 10) + 4096
+    # Decode leaves a partial result every 1,024 keys, up to 4 MiB; prefill leaves none.
+    slope = (sizes[-1] - sizes[0]) / (contexts[-1] - contexts[0])
+    assert slope <= (0 if q_len > 8 else 24)
+
+
+ISA_CODE = """
+import json, numpy as np
+from chunkdelta.testing.attention import PagedBatch
+import chunkdelta, mlx.core as mx
+worst = 0
+for case in json.loads(input()):
+    batch = PagedBatch(**case)
+    expected, _ = batch.naive(softcap=20.0)
+    o = chunkdelta.paged_attention(batch.q, batch.pages, **batch.metadata, softcap=20.0)
+    error = np.linalg.norm(np.array(o) - expected)
+    worst = max(worst, error / np.linalg.norm(batch.plain(softcap=20.0) - expected))
+print(chunkdelta._ext.active_isa(), worst)
+"""
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_every_instruction_set(isa):
+    if isa not in chunkdelta._ext.supported_isas():
+        pytest.skip(f"this CPU has no {isa}")
+    cases = [
+        {"q_lens": q_lens, "seq_lens": [300, 40], "head_dim": D, "k_format": k, "v_format": v}
+        for q_lens in ([33, 5], [1, 2])
+        for D, k, v in ((64, "f32", "bf16"), (80, "q8_0", "f16"), (256, "bf16", "q8_0"))
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", ISA_CODE],
+        input=json.dumps(cases),
+        env={**os.environ, "CHUNKDELTA_ISA": isa},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    name, ratio = done.stdout.split()
+    assert name == isa
+    assert float(ratio) <= 2
