@@ -51,6 +51,8 @@ def test_logits_equal_stock(name: str, chunk: int):
 def test_logits_without_a_cache(name: str):
     got = accelerated(name)(prompt(LENGTH))
     assert relative(got, stock_logits(name, LENGTH)) <= 1e-5
+    batch = prompt(20, seed=6, batch=3)
+    assert relative(accelerated(name)(batch), stock(name)(batch)) <= 1e-5
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
