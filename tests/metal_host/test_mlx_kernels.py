@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.metal_host import MetalError, Options
-from tests.metal_host.mlx_kernels import Run, attention, gated_delta, gemm, softmax
+from tests.metal_host import MetalError, Options, typecheck
+from tests.metal_host.mlx_kernels import KERNELS, Run, attention, gated_delta, gemm, softmax
+from tests.metal_host.mlx_wheel import UTILS, mlx_include
 from tests.metal_host.mutants import outcomes
 
 pytestmark = pytest.mark.mlx_wheel
@@ -131,6 +132,25 @@ def test_steel_gemm(mode, dtype, transpose_b, bound):
     given = np.ascontiguousarray(b.T) if transpose_b else b
     out, _ = gemm(a, given, Run(mode), transpose_b=transpose_b)
     assert error(out, a.astype(np.float64) @ b.astype(np.float64)) < bound
+
+
+CHECKED = [
+    ("softmax.h", "softmax_single_row, float, float"),
+    ("gated_delta_update.h", "gated_delta_fused_chunk, half, 128, 128, 1, 2, 8"),
+    (
+        "steel/attn/kernels/steel_attention.h",
+        "attention, bfloat16_t, 32, 16, 64, 64, 4, 1, bool, float",
+    ),
+    ("sdpa_vector.h", "sdpa_vector, half, 128"),
+]
+
+
+@pytest.mark.parametrize(("header", "instantiation"), CHECKED, ids=[c[0] for c in CHECKED])
+def test_kernels_that_apple_compiles_pass_the_type_check(header, instantiation):
+    source = (
+        f'{UTILS}#include "{KERNELS}/{header}"\ninstantiate_kernel("kernel", {instantiation})\n'
+    )
+    assert typecheck(source, include=[mlx_include()]) == []
 
 
 def test_gemm_reads_an_argument_that_may_be_unbound():
