@@ -176,7 +176,8 @@ def test_calls_are_those_of_the_plan(recorder, plan):
 
 def test_every_op_with_a_plan_is_here():
     functions = {name for name in dir(_ext.plans) if name.islower() and not name.startswith("_")}
-    assert functions - {"metal_sources"} == {name.split("-")[0] for name in PLANS}
+    others = {"metal_sources", "attention_tile_table"}
+    assert functions - others == {name.split("-")[0] for name in PLANS}
 
 
 # ------------------------------------------------------------------ plans made up for the encoder
