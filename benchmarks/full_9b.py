@@ -60,10 +60,10 @@ def main() -> None:
 
     import mlx.core as mx
     from chunkdelta import _ext
+    from chunkdelta.loop.memory import plan_memory
+    from chunkdelta.loop.prefill import prefill
     from chunkdelta.measure import decode
     from chunkdelta.models.mlx_lm import accelerate, make_cache
-    from chunkdelta.loop.prefill import prefill
-    from chunkdelta.loop.memory import plan_memory
 
     from benchmarks.memory_ladder import fill
     from benchmarks.resident import reset_high_water, resident_bytes, resident_high_water

@@ -62,10 +62,10 @@ def measure(
     """Run the last chunk of ``context`` tokens; planned and measured bytes."""
     import mlx.core as mx
     from chunkdelta import _ext
+    from chunkdelta.loop.memory import plan_memory
+    from chunkdelta.loop.prefill import prefill
     from chunkdelta.models import embedded
     from chunkdelta.models.mlx_lm import accelerate, make_cache
-    from chunkdelta.loop.prefill import prefill
-    from chunkdelta.loop.memory import plan_memory
     from mlx_lm.models import qwen3_5  # noqa: F401  (imports count as idle memory)
 
     from benchmarks.resident import reset_high_water, resident_bytes, resident_high_water

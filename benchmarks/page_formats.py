@@ -13,16 +13,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import chunkdelta
 import click
 import mlx.core as mx
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-
-import chunkdelta
 from chunkdelta.cache.pages import PageFormatWarning, page_formats
 from chunkdelta.ops.rotation import rotation_block
 from chunkdelta.testing import page_formats as definitions
+from rich.console import Console
+from rich.table import Table
 
 D, HEADS, KEYS, QUERIES, PAGE = 256, 4, 4096, 64, 64
 

@@ -11,6 +11,7 @@ from chunkdelta.env import check_mlx_version
 check_mlx_version()
 
 from chunkdelta.cache import KVPages, PrefixCache, StatePool, load_prefix, save_prefix
+from chunkdelta.dispatch import explain
 from chunkdelta.loop import plan_memory, prefill, prefill_with_prefixes
 from chunkdelta.models import make_cache
 from chunkdelta.ops import (
@@ -37,6 +38,7 @@ __all__ = [
     "attention_metadata",
     "causal_conv1d",
     "chunk_gated_delta_rule",
+    "explain",
     "gated_delta_gates",
     "gated_delta_step",
     "load_prefix",

@@ -58,7 +58,7 @@ class PromptCache:
     ) -> None:
         """Keep what ``prompt_cache`` holds of ``tokens``: the last sampled token is not in it."""
         lengths = [
-            int(mx.max(mx.array(c.offset)).item()) for c in prompt_cache if hasattr(c, "offset")
+            int(mx.max(mx.array(c.offset))) for c in prompt_cache if hasattr(c, "offset")
         ]
         held = min([len(tokens), *lengths])
         if held:
