@@ -302,7 +302,18 @@ struct Tile {  // VECTORS * W value columns of a slice
       const vf gamma = splat(head.gamma[t + i]);
       CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) acc[i][j] = gamma * acc[i][j];
     }
-    multiply<ROWS, VECTORS, false>(acc, t + ROWS, head.p + int64_t(t) * chunk_size, chunk_size, vd);
+    const float* p = head.p + int64_t(t) * chunk_size;
+    multiply<ROWS, VECTORS, false>(acc, t, p, chunk_size, vd);
+    CHUNKDELTA_UNROLL for (int above = 0; above < ROWS; above++) {  // rows of the block itself
+      vf row[VECTORS];
+      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
+        row[j] = load(vd + (t + above) * SLICE + j * W);
+      }
+      CHUNKDELTA_UNROLL for (int i = above; i < ROWS; i++) {
+        const vf x = splat(p[i * chunk_size + t + above]);
+        CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) acc[i][j] = x * row[j] + acc[i][j];
+      }
+    }
     CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
       if (t + i >= chunk.rows) break;
       const bool counted = counts(t + i);
@@ -585,9 +596,7 @@ void gated_delta_head(const GatedDeltaOptions& options, HeadRows g, HeadRows bet
     const float *kk = chunk.kk + i * C, *qk = chunk.qk + i * C;
     float *l = head.l + i * C, *p = head.p + i * C;
     const vf hi_i = splat(hi[i]), lo_i = splat(lo[i]), beta_i = splat(head.beta[i]);
-    // read() multiplies P up to the end of its row block.
-    const int end = (i + GEMM_ROWS) / GEMM_ROWS * GEMM_ROWS;
-    for (int j = 0; j < end; j += W) {
+    for (int j = 0; j <= i; j += W) {
       const vi visible = lane + j <= i;
       // The mask comes before exp: above the diagonal the difference is positive and may overflow.
       const vf difference = (hi_i - load(hi + j)) + (lo_i - load(lo + j));

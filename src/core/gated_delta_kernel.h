@@ -32,7 +32,7 @@ struct KeyChunk {
 // The same chunk as one of its value heads sees it.
 struct HeadChunk {
   float* l;  // [padded, C] beta_i Gam_ij (K K^T)_ij below the diagonal
-  float* p;  // [padded, C] Gam_ij (Q K^T)_ij up to the diagonal, zero above it
+  float* p;  // [padded, C] Gam_ij (Q K^T)_ij up to the diagonal
   // exp of log gates as sums of two floats, value and rest. A gate that hardly changes rounds the
   // same way in every chunk: with one float the state drifts, at beta = 2 by 5e-4 in 20,000 rows.
   float *gamma, *gamma_rest;  // [C] exp(G_i)
