@@ -123,6 +123,17 @@ def execute_plan(
       MetalError: a launch broke a rule, wrote a role that the plan binds for reading, or left an
         output unwritten. The launches after the first that broke one are not executed.
       ValueError: the arrays are not those that the plan names.
+
+    Example:
+      >>> from chunkdelta import _ext
+      >>> plan = _ext.plans.causal_conv1d(
+      ...     "float32", 8, 4, [0, 5], bias=False, initial_state=False, mask=False, silu=True)
+      >>> arrays = {
+      ...     "x": np.ones((1, 5, 8), np.float32), "weight": np.ones((8, 4), np.float32),
+      ...     "y": np.empty((1, 5, 8), np.float32), "state": np.empty((1, 3, 8), np.float32)}
+      >>> result = execute_plan(plan, arrays, outputs=["y", "state"])
+      >>> " ".join(f"{y:.2f}" for y in result.arrays["y"][0, :, 0])  # silu(1), ... silu(4), silu(4)
+      '0.73 1.76 2.86 3.93 3.93'
     """
     launches = list(plan.launches)
     scratch = {s.role: s.bytes for s in plan.scratch}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -198,3 +200,10 @@ def test_plan_reports_what_breaks_its_bindings(root):
         execute_plan(swapped, arrays, root=root)
     with pytest.raises(ValueError, match=r"expected arrays for the roles of test, \['x', 'y'\]"):
         execute_plan(two_launches(), {"x": arrays["x"]}, root=root)
+
+
+def test_documented_examples_run():
+    modules = [sys.modules[f"tests.metal_host.{name}"] for name in ("run", "plan", "typecheck")]
+    results = [doctest.testmod(m, extraglobs={"np": np}) for m in modules]
+    assert all(r.attempted for r in results)
+    assert not any(r.failed for r in results)

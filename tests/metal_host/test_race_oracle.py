@@ -30,48 +30,35 @@ struct Step { int what, kind, group, who, at, bytes; };
     case 2: function(mem_flags::mem_threadgroup); break;                              \\
     default: function(mem_flags::mem_device | mem_flags::mem_threadgroup);            \\
   }
-#define ACCESS(T)                                                                     \\
-  if (s.kind == 0) sum += *(PLACE T*)(memory + s.at);                                 \\
-  if (s.kind == 1) *(PLACE T*)(memory + s.at) = T(t);
+#define ACCESS(SPACE, T)                                                              \\
+  if (s.kind == 0) sum += *(SPACE T*)(memory + s.at);                                 \\
+  if (s.kind == 1) *(SPACE T*)(memory + s.at) = T(t);
 
-#define PLACE device
-kernel void on_device(const device Step* steps [[buffer(0)]], constant int& count [[buffer(1)]],
-                      device uchar* memory [[buffer(2)]], device uint* sums [[buffer(3)]],
-                      uint t [[thread_position_in_threadgroup]],
-                      uint group [[threadgroup_position_in_grid]]) {
-  uint sum = 0;
-  for (int i = 0; i < count; i++) {
-    const Step s = steps[i];
-    if (s.what == 1) { BARRIER(threadgroup_barrier) }
-    if (s.what == 2) { BARRIER(simdgroup_barrier) }
-    if (s.what != 0 || s.group != int(group) || s.who != int(t)) continue;
-    if (s.kind == 2) atomic_fetch_add_explicit((device atomic_uint*)(memory + s.at), 1u, memory_order_relaxed);
-    if (s.bytes == 1) { ACCESS(uchar) }
-    if (s.bytes == 2) { ACCESS(ushort) }
-    if (s.bytes == 4) { ACCESS(uint) }
-    if (s.bytes == 8) { ACCESS(ulong) }
-  }
+#define INTERPRET(SPACE)                                                              \\
+  uint sum = 0;                                                                       \\
+  for (int i = 0; i < count; i++) {                                                   \\
+    const Step s = steps[i];                                                          \\
+    if (s.what == 1) { BARRIER(threadgroup_barrier) }                                 \\
+    if (s.what == 2) { BARRIER(simdgroup_barrier) }                                   \\
+    if (s.what != 0 || s.group != int(group) || s.who != int(t)) continue;            \\
+    if (s.kind == 2) {                                                                \\
+      atomic_fetch_add_explicit((SPACE atomic_uint*)(memory + s.at), 1u, memory_order_relaxed); \\
+    }                                                                                 \\
+    if (s.bytes == 1) { ACCESS(SPACE, uchar) }                                        \\
+    if (s.bytes == 2) { ACCESS(SPACE, ushort) }                                       \\
+    if (s.bytes == 4) { ACCESS(SPACE, uint) }                                         \\
+    if (s.bytes == 8) { ACCESS(SPACE, ulong) }                                        \\
+  }                                                                                   \\
   sums[group * 64 + t] = sum;
-}
-#undef PLACE
-#define PLACE threadgroup
-kernel void on_threadgroup(const device Step* steps [[buffer(0)]], constant int& count [[buffer(1)]],
-                           device uint* sums [[buffer(3)]], uint t [[thread_position_in_threadgroup]],
-                           uint group [[threadgroup_position_in_grid]]) {
+
+#define PARAMETERS                                                                    \\
+  const device Step* steps [[buffer(0)]], constant int& count [[buffer(1)]],          \\
+      device uint* sums [[buffer(3)]], uint t [[thread_position_in_threadgroup]],     \\
+      uint group [[threadgroup_position_in_grid]]
+kernel void on_device(device uchar* memory [[buffer(2)]], PARAMETERS) { INTERPRET(device) }
+kernel void on_threadgroup(PARAMETERS) {
   threadgroup uchar memory[16];
-  uint sum = 0;
-  for (int i = 0; i < count; i++) {
-    const Step s = steps[i];
-    if (s.what == 1) { BARRIER(threadgroup_barrier) }
-    if (s.what == 2) { BARRIER(simdgroup_barrier) }
-    if (s.what != 0 || s.group != int(group) || s.who != int(t)) continue;
-    if (s.kind == 2) atomic_fetch_add_explicit((threadgroup atomic_uint*)(memory + s.at), 1u, memory_order_relaxed);
-    if (s.bytes == 1) { ACCESS(uchar) }
-    if (s.bytes == 2) { ACCESS(ushort) }
-    if (s.bytes == 4) { ACCESS(uint) }
-    if (s.bytes == 8) { ACCESS(ulong) }
-  }
-  sums[group * 64 + t] = sum;
+  INTERPRET(threadgroup)
 }
 """
 ACCESS, BARRIER, SIMDGROUP_BARRIER = range(3)

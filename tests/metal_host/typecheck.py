@@ -108,6 +108,13 @@ def typecheck(
       include: directories for ``#include "..."``.
       defines: ``NAME`` or ``NAME=value``.
       only: regular expression on host names: checks the bodies of these instantiations only.
+
+    Example:
+      >>> typecheck('''
+      ... #include <metal_stdlib>
+      ... kernel void k(device float* y [[buffer(0)]]) { threadgroup float* p = y; }
+      ... ''')  # doctest: +ELLIPSIS
+      ["kernel.metal:3: error: cannot initialize a variable of type ..."]
     """
     if isinstance(source, Path) or "\n" not in source:
         path = Path(source)

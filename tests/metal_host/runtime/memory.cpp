@@ -92,78 +92,88 @@ bool conflicts(const Access& earlier, bool atomic) {
 }
 
 template <MemoryClass M>
-void remember_read(Cell& cell, const Access& me) {
-  const Access& last = cell.read;
+void remember(Recent& recent, const Access& me) {
+  const Access& last = recent.last;
   if (last.interval && last.interval < state.first_interval[M]) {
-    cell.foreign_read = last;
+    recent.foreign = last;
   } else if (last.interval == me.interval) {
     const uint32_t thread = last.thread & ~kAtomic;
-    const uint32_t other = (cell.other_read.thread & ~kAtomic) / 32;
-    const bool other_is_mine = other == current->simdgroup;
-    if (thread != current->thread && (thread / 32 != current->simdgroup ||
-                                      cell.other_read.interval != me.interval || other_is_mine)) {
-      cell.other_read = last;
+    const uint32_t other_simdgroup = (recent.other.thread & ~kAtomic) / 32;
+    const bool other_is_elsewhere =
+        recent.other.interval == me.interval && other_simdgroup != current->simdgroup;
+    const bool last_is_elsewhere = thread / 32 != current->simdgroup;
+    if (last_is_elsewhere || (thread != current->thread && !other_is_elsewhere)) {
+      recent.other = last;
     }
   }
-  cell.read = me;
-}
-
-void remember_write(Cell& cell, const Access& me) {
-  const bool other_thread = (cell.write.thread & ~kAtomic) != (me.thread & ~kAtomic);
-  if ((cell.write.thread & kAtomic) && (other_thread || cell.write.interval != me.interval)) {
-    cell.other_atomic = cell.write;
-  }
-  cell.write = me;
+  recent.last = me;
 }
 
 template <MemoryClass M>
-const Access* find_conflict(const Cell& cell, bool write, bool atomic) {
-  if (conflicts<M>(cell.write, atomic)) return &cell.write;
-  if (conflicts<M>(cell.other_atomic, atomic)) return &cell.other_atomic;
-  if (!write) return nullptr;
-  for (const Access* read : {&cell.read, &cell.other_read, &cell.foreign_read}) {
-    if (conflicts<M>(*read, atomic)) return read;
+const Access* find_conflict(const Recent& recent, bool atomic) {
+  for (const Access* access : {&recent.last, &recent.other, &recent.foreign}) {
+    if (conflicts<M>(*access, atomic)) return access;
   }
   return nullptr;
+}
+
+// The earlier access that conflicts with one that the running thread makes now, if any.
+template <MemoryClass M>
+const Access* find_conflict(const Cell& cell, bool write, bool atomic, bool atomics) {
+  if (conflicts<M>(cell.write, atomic)) return &cell.write;
+  const Access* found = write ? find_conflict<M>(cell.reads, atomic) : nullptr;
+  if (!atomics || atomic || found)
+    return found;  // atomic accesses do not conflict among themselves
+  found = find_conflict<M>(cell.atomic_writes, atomic);
+  return found || !write ? found : find_conflict<M>(cell.atomic_reads, atomic);
+}
+
+bool is_write(const Cell& cell, const Access* access) {
+  const Recent& w = cell.atomic_writes;
+  return access == &cell.write || access == &w.last || access == &w.other || access == &w.foreign;
 }
 
 template <MemoryClass M>
 void report_race(const Cell& cell, const Access& earlier, bool write, bool atomic, uint64_t pc,
                  const void* address) {
-  const bool earlier_writes = &earlier == &cell.write || &earlier == &cell.other_atomic;
   const bool foreign = earlier.interval < state.first_interval[M];
   char where[160];
-  report(kDataRace, pc, earlier.pc, "%s: %s%s by thread %u and %s%s by thread %u%s are not ordered",
+  report(kDataRace, pc, earlier.pc,
+         "%s: %s%s by thread %u and earlier %s%s by thread %u%s are not ordered",
          describe(address, where, sizeof where), atomic ? "atomic " : "", write ? "write" : "read",
-         current->thread, earlier.thread & kAtomic ? "earlier atomic " : "earlier ",
-         earlier_writes ? "write" : "read", earlier.thread & ~kAtomic & 0xFFFF,
+         current->thread, earlier.thread & kAtomic ? "atomic " : "",
+         is_write(cell, &earlier) ? "write" : "read", earlier.thread & ~kAtomic & 0xFFFF,
          foreign ? " of another threadgroup" : "");
 }
 
 template <MemoryClass M>
-void check_cells(Cell* cells, size_t count, bool write, bool atomic, uint64_t pc,
-                 const void* address) {
+void check_cells(Granules& granules, size_t offset, size_t size, bool write, bool atomic,
+                 uint64_t pc, const void* address) {
   const Access me{state.interval[M],
                   static_cast<uint16_t>(current->thread | (atomic ? kAtomic : 0)),
                   static_cast<uint16_t>(state.simdgroups[current->simdgroup].barrier_count[M]),
                   static_cast<uint32_t>(pc)};
   bool told_race = false, told_undefined = false;
-  for (Cell* cell = cells; cell != cells + count; cell++) {
-    const Access* conflict = find_conflict<M>(*cell, write, atomic);
+  granules.atomics |= atomic;
+  Cell* cell = granules.at(offset, size);
+  for (Cell* end = cell + (size >> granules.shift); cell != end; cell++) {
+    const Access* conflict = find_conflict<M>(*cell, write, atomic, granules.atomics);
     if (__builtin_expect(conflict && !told_race, 0)) {
       report_race<M>(*cell, *conflict, write, atomic, pc, address);
       told_race = true;
     }
-    if (write) {
-      remember_write(*cell, me);
+    if (M == kThreadgroup && !write && !told_undefined &&
+        cell->write.interval < state.first_interval[M] &&
+        cell->atomic_writes.last.interval < state.first_interval[M]) {
+      char where[160];
+      report(kUninitialisedRead, pc, 0, "read of uninitialised %s",
+             describe(address, where, sizeof where));
+      told_undefined = true;
+    }
+    if (write && !atomic) {
+      cell->write = me;
     } else {
-      if (M == kThreadgroup && cell->write.interval < state.first_interval[M] && !told_undefined) {
-        char where[160];
-        report(kUninitialisedRead, pc, 0, "read of uninitialised %s",
-               describe(address, where, sizeof where));
-        told_undefined = true;
-      }
-      remember_read<M>(*cell, me);
+      remember<M>(write ? cell->atomic_writes : atomic ? cell->atomic_reads : cell->reads, me);
     }
   }
 }
@@ -193,15 +203,14 @@ void check_buffer(Buffer& b, char* p, size_t size, bool write, bool atomic, uint
     if (!(b.access & kRead) && !undefined) {
       Cell* cell = b.granules.at(offset, size);
       Cell* end = cell + (size >> b.granules.shift);
-      while (cell != end && cell->write.interval) cell++;
+      while (cell != end && (cell->write.interval || cell->atomic_writes.last.interval)) cell++;
       if (cell != end) {
         report(kUninitialisedRead, pc, 0, "read of write-only %s before this launch wrote it",
                describe(p, where, sizeof where));
       }
     }
   }
-  Cell* cells = b.granules.at(offset, size);
-  check_cells<kDevice>(cells, size >> b.granules.shift, write, atomic, pc, p);
+  check_cells<kDevice>(b.granules, offset, size, write, atomic, pc, p);
 }
 
 }  // namespace
@@ -263,9 +272,8 @@ void check_access(const volatile void* address, size_t size, bool write, bool at
     if (id) {
       Variable& v = variables[id - 1];
       if (p >= v.begin && p + size <= v.end) {
-        Cell* cells = v.granules.at(static_cast<size_t>(p - v.begin), size);
-        const size_t count = size >> v.granules.shift;
-        return check_cells<kThreadgroup>(cells, count, write, atomic, pc, p);
+        const auto offset = static_cast<size_t>(p - v.begin);
+        return check_cells<kThreadgroup>(v.granules, offset, size, write, atomic, pc, p);
       }
     }
   } else if (p >= stack_base() && p < stack_base() + kMaxThreads * kStackBytes) {

@@ -18,15 +18,21 @@ struct Access {
   uint32_t pc;  // offset in the module
 };
 
-// What is remembered of one granule: enough to find a conflict with a later access if any earlier
-// one conflicts. A granule is the largest power of two, up to 16 bytes, that divides the offset and
-// size of every access to its buffer or variable so far: the first narrower access splits them.
+// Accesses of one sort, which may come from many threads unordered: as many as it takes to tell
+// whether any of them conflicts with a later access.
+struct Recent {
+  Access last;
+  Access other;    // of the same interval, by another simdgroup than `last`, or else another thread
+  Access foreign;  // by an earlier threadgroup (device memory)
+};
+
+// What is remembered of one granule: the largest power of two, up to 16 bytes, that divides the
+// offset and size of every access to its buffer or variable so far. The first narrower one splits
+// them all.
 struct Cell {
-  Access write;
-  Access other_atomic;  // last atomic write by another thread than `write`
-  Access read;
-  Access other_read;    // a read of the same interval by another simdgroup, or another lane
-  Access foreign_read;  // a read by an earlier threadgroup (device memory)
+  Access write;  // any other plain write unordered with it has been reported
+  Recent reads;
+  Recent atomic_writes, atomic_reads;  // looked at where there are atomics at all
 };
 
 enum BufferAccess : int { kRead = 1, kWrite = 2 };
@@ -36,6 +42,7 @@ struct Granules {
   Cell* cells = nullptr;
   int shift = kLargest;  // log2 of the bytes of a granule
   size_t touched = 0;    // granules from here on hold nothing of this launch
+  bool atomics = false;  // some access was atomic
 
   static constexpr int kLargest = 4;
 
