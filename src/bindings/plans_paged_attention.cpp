@@ -7,6 +7,7 @@
 #include "bindings/plans.h"
 #include "core/page_codec.h"
 #include "core/plans/attention_tiles.h"
+#include "core/plans/merge_states.h"
 #include "core/plans/paged_attention.h"
 
 namespace nb = nanobind;
@@ -61,6 +62,15 @@ void bind_plan_paged_attention(nb::module_& plans) {
       "scale"_a, "causal"_a = true, "window"_a = 0, "softcap"_a = 0.0f, "sinks"_a = false,
       "return_lse"_a = false, "milliseconds"_a = PagedAttentionBudget{}.milliseconds,
       "gathered_bytes"_a = PagedAttentionBudget{}.gathered_bytes, "gpu_cores"_a = 8);
+
+  plans.def(
+      "merge_states",
+      [](const std::string& dtype, int32_t splits, int32_t tokens, int32_t heads,
+         int32_t head_dim) {
+        return plan_merge_states(
+            {parse_dtype("merge_states", dtype), splits, tokens, heads, head_dim});
+      },
+      "dtype"_a, "splits"_a, "tokens"_a, "heads"_a, "head_dim"_a);
 
   // The row tiles that flash attention has, by dtype and head dim.
   nb::class_<AttentionTileShape>(plans, "AttentionTileShape")

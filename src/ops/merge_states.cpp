@@ -1,9 +1,19 @@
 #include "ops/merge_states.h"
 
+#include "core/plans/merge_states.h"
+#include "metal/encoder.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 
 namespace chunkdelta {
+namespace {
+
+MergeStatesCall plan_call(const mx::array& outs) {
+  return {core_dtype("merge_states", "outs", outs), outs.shape(0), outs.shape(1), outs.shape(2),
+          outs.shape(3)};
+}
+
+}  // namespace
 
 std::pair<mx::array, mx::array> merge_states(const mx::array& outs, const mx::array& lses,
                                              mx::StreamOrDevice s_) {
@@ -14,6 +24,8 @@ std::pair<mx::array, mx::array> merge_states(const mx::array& outs, const mx::ar
   expect_shape(op, "lses", lses, {outs.shape(0), rows[0], rows[1]}, "[S, T, Hq]");
   if (lses.dtype() != mx::float32) refuse(op, "lses float32", describe(lses));
   const auto s = mx::to_stream(s_);
+  if (s.device == mx::Device::gpu)
+    plan_merge_states(plan_call(outs));  // refuses what it cannot run
   auto results =
       mx::array::make_arrays({{rows[0], rows[1], outs.shape(3)}, rows}, {outs.dtype(), mx::float32},
                              std::make_shared<MergeStates>(s), {dense(outs, s), dense(lses, s)});
@@ -40,8 +52,11 @@ void MergeStates::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx:
                     lse = outputs[1].data<float>()] { merge_states(options, outs, lses, o, lse); });
 }
 
-void MergeStates::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[merge_states] built without Metal");
+void MergeStates::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
+  for (auto& output : outputs) output.set_data(mx::allocator::malloc(output.nbytes()));
+  encode_plan(plan_merge_states(plan_call(inputs[0])),
+              {{"outs", inputs[0]}, {"lses", inputs[1]}, {"o", outputs[0]}, {"lse", outputs[1]}},
+              stream());
 }
 
 }  // namespace chunkdelta

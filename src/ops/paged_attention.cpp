@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/plans/attention_tiles.h"
+#include "core/plans/paged_attention.h"
+#include "metal/encoder.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "ops/pool.h"
@@ -95,6 +98,7 @@ std::vector<mx::array> paged_attention(const mx::array& q, const std::vector<mx:
     refuse(op, "softcap > 0", std::to_string(*settings.softcap));
   }
   const auto s = mx::to_stream(s_);
+  if (s.device == mx::Device::gpu) attention_tile(dtype, D);  // refuses other head dims
   std::vector<mx::array> inputs{dense(q, s)};
   if (sinks) {
     expect_shape(op, "sinks", *sinks, {Hq}, "[Hq]");
@@ -155,8 +159,40 @@ void PagedAttention::eval_cpu(const std::vector<mx::array>& inputs,
       });
 }
 
-void PagedAttention::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[paged_attention] built without Metal");
+void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs,
+                              std::vector<mx::array>& outputs) {
+  for (auto& output : outputs) output.set_data(mx::allocator::malloc(output.nbytes()));
+  PagedAttentionCall call;
+  call.dtype = options_.dtype;
+  call.num_q_heads = options_.num_q_heads;
+  call.num_kv_heads = options_.num_kv_heads;
+  call.head_dim = options_.head_dim;
+  call.page_size = options_.page_size;
+  call.k_format = options_.k_format;
+  call.v_format = options_.v_format;
+  call.block_table = metadata_->block_table;
+  call.seq_lens = metadata_->seq_lens;
+  call.cu_seqlens_q = metadata_->cu_seqlens_q;
+  call.scale = options_.scale;
+  call.causal = options_.causal;
+  call.window = options_.window;
+  call.softcap = options_.softcap;
+  call.sinks = options_.sinks;
+  call.return_lse = options_.return_lse;
+  call.gpu_cores = gpu_cores(stream());
+
+  PlanArrays arrays{{"q", inputs[0]}, {"o", outputs[0]}};
+  if (options_.sinks) arrays.emplace_back("sinks", inputs[1]);
+  if (options_.return_lse) arrays.emplace_back("lse", outputs[1]);
+  const size_t first = options_.sinks ? 2 : 1, slabs = first_page_.size() - 1;
+  for (size_t i = 0; i < slabs; i++) {
+    call.slab_pages.push_back(static_cast<int32_t>(first_page_[i + 1] - first_page_[i]));
+    const std::string suffix = i ? "." + std::to_string(i) : "";
+    arrays.emplace_back("k_pages" + suffix, inputs[first + i]);
+    arrays.emplace_back("v_pages" + suffix, inputs[first + slabs + i]);
+  }
+  // The token's byte is never read: it stands for this node, after which its readers run.
+  encode_plan(plan_paged_attention(call), arrays, stream());
 }
 
 }  // namespace chunkdelta

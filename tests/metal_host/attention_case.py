@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from chunkdelta._ext import plans
+from chunkdelta.testing import page_formats
 
 from . import PlanResult, execute_plan
 
@@ -43,27 +44,13 @@ def relative_error(x: Array, reference: Array) -> float:
     return error / norm if norm else error
 
 
-def encode_q8_0(x: Array) -> tuple[Array, Array]:
-    """ggml's q8_0 rows of x [..., D] as bytes, and the values that they hold."""
-    D = x.shape[-1]
-    count = -(-D // 32)
-    blocks = np.zeros((*x.shape[:-1], count * 32), np.float32)
-    blocks[..., :D] = x
-    blocks = blocks.reshape(*x.shape[:-1], count, 32)
-    scale = (np.abs(blocks).max(-1) / 127).astype(np.float16)
-    wide = scale.astype(np.float32)[..., None]
-    q = np.clip(np.rint(blocks / np.where(wide > 0, wide, 1)), -127, 127).astype(np.int8)
-    rows = np.concatenate([scale[..., None].view(np.uint8), q.view(np.uint8)], -1)
-    values = (q * wide.astype(np.float64)).reshape(*x.shape[:-1], count * 32)[..., :D]
-    return rows.reshape(*x.shape[:-1], count * 34), values
-
-
 def encode_rows(x: Array, page_format: str) -> tuple[Array, Array]:
     """Rows of x [..., D] as a page holds them, in bytes, and their float64 values."""
-    if page_format == "q8_0":
-        return encode_q8_0(x)
-    packed = pack(x, page_format)
-    return packed.view(np.uint8), unpack(packed, page_format)
+    if page_format in NAN_BITS:
+        packed = pack(x, page_format)
+        return packed.view(np.uint8), unpack(packed, page_format)
+    rows = page_formats.encode(page_format, x)
+    return rows, page_formats.decode(page_format, rows, x.shape[-1]).astype(np.float64)
 
 
 @dataclass(frozen=True)
@@ -265,18 +252,18 @@ def make(case: Case) -> Call:
     for name, page_format in (("k", case.k_format), ("v", case.v_format)):
         page_format = page_format or case.dtype
         pool, _ = encode_rows(np.zeros((num_pages, Hkv, size, D)), page_format)
-        if page_format == "q8_0":
-            pool = np.full_like(pool, 0x7F)  # a scale of NaN
+        if page_format not in NAN_BITS:
+            pool = np.full_like(pool, 0x7F)  # scales and norms of NaN
         else:
             itemsize = 4 if page_format == "float32" else 2
             pool.view(f"u{itemsize}")[:] = NAN_BITS[page_format]
         held[name] = []
         for n, length in enumerate(case.kv_lens):
-            rows, values = encode_rows(r.standard_normal((length, Hkv, D)), page_format)
+            rows, values = encode_rows(r.standard_normal((length or 1, Hkv, D)), page_format)
             at = np.arange(length)
-            pool[block_table[n, at // size], :, at % size] = rows
+            pool[block_table[n, at // size], :, at % size] = rows[:length]
             # Pages of another format are decoded to dtype.
-            held[name].append(rounded(values, case.dtype))
+            held[name].append(rounded(values[:length], case.dtype))
         for slab, rows in enumerate(np.split(pool, np.cumsum(slab_pages)[:-1])):
             arrays[f"{name}_pages" + (f".{slab}" if slab else "")] = np.ascontiguousarray(rows)
 

@@ -6,19 +6,22 @@ import copy
 import struct
 from dataclasses import replace
 
+import chunkdelta
+import mlx.core as mx
 import numpy as np
 import pytest
 from chunkdelta._ext import plans
+from chunkdelta.testing.attention import PagedBatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from . import METAL_ROOT, Options
-from .attention_case import Call, Case, make, pack, relative_error, rounded
+from . import METAL_ROOT, Options, execute_plan
+from .attention_case import Call, Case, make, pack, relative_error, rounded, unpack
 from .mutants import outcomes
 
 DTYPES = ("float32", "float16", "bfloat16")
 HEAD_DIMS = (64, 80, 96, 128, 192, 256)
-FORMATS = ("float32", "float16", "bfloat16", "q8_0")
+FORMATS = ("float32", "float16", "bfloat16", "q8_0", "q4_0", "turbo4")
 
 CASES = [
     # prefill and decode at each head dim: tails of rows, keys and pages, empty sequences
@@ -53,8 +56,8 @@ CASES = [
 ]
 FORMAT_CASES = [
     *(Case((30, 2), (130, 300), 6, 2, 96, k_format=k, v_format="q8_0") for k in FORMATS),
-    *(Case((30, 2), (130, 300), 6, 2, 96, v_format=v) for v in FORMATS),
-    Case((30, 2), (130, 300), 6, 2, 80, k_format="q8_0", v_format="q8_0"),
+    *(Case((30, 2), (130, 300), 6, 2, 256, v_format=v) for v in FORMATS),
+    *(Case((30, 2), (130, 300), 6, 2, 80, k_format=f, v_format=f) for f in FORMATS[3:]),
     Case((50, 2), (600, 300), k_format="q8_0", budget_ms=0.02, gathered_bytes=70_000),
 ]
 
@@ -82,6 +85,79 @@ def test_equals_softmax_attention_in_float64(case, dtype):
 @pytest.mark.parametrize("case", FORMAT_CASES, ids=str)
 def test_page_formats(case, dtype):
     check(make(replace(case, dtype=dtype)))
+
+
+CPU_CASES = [  # dtype, head_dim, format of K, of V, options
+    ("float32", 64, "f32", "f32", {}),
+    ("float16", 256, "f16", "f16", {"softcap": 4.0}),
+    ("bfloat16", 256, "bf16", "bf16", {"window": 40}),
+    ("bfloat16", 128, "q8_0", "q8_0", {}),
+    ("bfloat16", 96, "bf16", "q8_0", {}),
+]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "k_format", "v_format", "options"), CPU_CASES, ids=lambda x: str(x)
+)
+def test_equals_the_cpu_op(dtype, head_dim, k_format, v_format, options):
+    """The same pool, metadata and options: no further apart than both may be from exact."""
+    batch = PagedBatch(
+        (30, 1, 0, 5), (70, 300, 20, 5), 4, 2, head_dim, 16, getattr(mx, dtype), k_format, v_format
+    )
+    o, lse = chunkdelta.paged_attention(
+        batch.q, batch.pages, **batch.metadata, return_lse=True, **options
+    )
+    plan = plans.paged_attention(
+        dtype, 4, 2, head_dim, 16, k_format, v_format, [batch.pages.num_pages],
+        **batch.metadata, scale=head_dim**-0.5, return_lse=True, **options,
+    )  # fmt: skip
+    k, v = batch.pages.arrays
+    arrays = {"q": batch.q, "k_pages": k, "v_pages": v, "o": o, "lse": lse}
+    arrays = {
+        role: np.array(x.view(mx.uint16) if x.dtype == mx.bfloat16 else x)
+        for role, x in arrays.items()
+    }
+    done = execute_plan(plan, arrays, outputs=["o", "lse"], mode="fast").arrays
+    exact, exact_lse = batch.naive(**options)
+    cpu = unpack(arrays["o"], dtype)
+    allowed = 2 * max(relative_error(batch.plain(**options), exact), 1e-7)
+    assert relative_error(cpu, exact) <= allowed
+    assert relative_error(unpack(done["o"], dtype), cpu) <= allowed + relative_error(cpu, exact)
+    assert np.array_equal(np.isneginf(done["lse"]), np.isneginf(exact_lse))
+    seen = np.isfinite(exact_lse)
+    # The GPU decodes pages of other formats to the queries' dtype, the CPU to float32.
+    allowed = 2.0**-8 if k_format == "q8_0" and dtype == "bfloat16" else 1e-5
+    assert np.abs(done["lse"][seen] - arrays["lse"][seen]).max() <= allowed
+
+
+@pytest.mark.parametrize("mode", ["fast", "check"])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 3, 2, 64), (3, 7, 5, 80), (40, 2, 3, 256)], ids=str)
+def test_merge_states(shape, dtype, mode):
+    """Softmax-weighted sums of partial results; parts without keys, rows without any."""
+    r = np.random.default_rng(0)
+    outs = pack(r.standard_normal(shape), dtype)
+    lses = r.uniform(-30, 30, shape[:3]).astype(np.float32)
+    lses[r.uniform(size=lses.shape) < 0.3] = -np.inf
+    lses[:, 0, 0] = -np.inf
+    outs[np.isneginf(lses)] = pack(np.array(np.nan), dtype)  # must not reach the sum
+    plan = plans.merge_states(dtype, *shape)
+    arrays = {"outs": outs, "lses": lses, "o": outs[0], "lse": lses[0]}
+    done = execute_plan(plan, arrays, outputs=["o", "lse"], mode=mode).arrays
+    wide = lses.astype(np.float64)
+    with np.errstate(divide="ignore"):
+        lse = np.log(np.exp(wide).sum(0))
+    weight = np.exp(wide - np.where(np.isfinite(lse), lse, 0))
+    o = (
+        np.where(weight > 0, 1, 0)[..., None]
+        * np.nan_to_num(unpack(outs, dtype))
+        * weight[..., None]
+    ).sum(0)
+    assert relative_error(unpack(done["o"], dtype), o) <= 2 * relative_error(rounded(o, dtype), o)
+    seen = np.isfinite(lse)
+    assert np.array_equal(seen, np.isfinite(done["lse"]))
+    assert np.abs(done["lse"][seen] - lse[seen]).max() <= 4e-6
+    assert not done["o"][0, 0].any()
 
 
 def test_one_layer_at_real_shape():

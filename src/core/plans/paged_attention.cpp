@@ -7,6 +7,7 @@
 
 #include "attention/params.h"
 #include "core/plans/attention_tiles.h"
+#include "core/plans/merge_states.h"
 
 namespace chunkdelta {
 namespace {
@@ -25,7 +26,6 @@ constexpr int64_t kDecodeThreadgroupsPerCore = 4;
 constexpr int64_t kLeastSplit = 256;
 constexpr int32_t kDecodeRows = 8;
 constexpr int32_t kDecodeThreads = 128;
-constexpr int32_t kMergeThreads = 128;
 
 int64_t ceil_div(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -70,6 +70,8 @@ class Planner {
   void plan_decode(int32_t sequence, int64_t target_splits);
   void add(Piece piece, std::vector<Round>& rounds, int32_t sequence);
   KeyRange visible(int32_t sequence, int64_t row, int64_t rows_per_tile) const;
+  KeyRange visible_to_tiles(int32_t sequence, int64_t t0, int64_t t1, int64_t rows_per_tile) const;
+  AttentionTile tile_at(int32_t sequence, int64_t row, int64_t state) const;
   int64_t segment_keys(double milliseconds_per_key, int64_t keys) const;
   void emit_gather(const Round& round);
   void emit_attention(const Round& round, bool decode);
@@ -178,6 +180,31 @@ KeyRange Planner::visible(int32_t n, int64_t row, int64_t rows_per_tile) const {
   return range.begin < range.end ? range : KeyRange{};
 }
 
+// Keys that some row of tiles [t0, t1) sees, from a multiple of kSegmentAlign on.
+KeyRange Planner::visible_to_tiles(int32_t n, int64_t t0, int64_t t1, int64_t rows_per_tile) const {
+  KeyRange all;
+  for (int64_t t = t0; t < t1; ++t) {
+    const KeyRange range = visible(n, t * rows_per_tile, rows_per_tile);
+    if (range.size() == 0) continue;
+    all.begin = all.size() ? std::min(all.begin, range.begin) : range.begin;
+    all.end = std::max(all.end, range.end);
+  }
+  all.begin = all.begin / kSegmentAlign * kSegmentAlign;
+  return all;
+}
+
+// A tile of sequence n, its keys and flags still to be set.
+AttentionTile Planner::tile_at(int32_t n, int64_t row, int64_t state) const {
+  AttentionTile tile{};
+  tile.token = call_.cu_seqlens_q[n];
+  tile.rows = int32_t(queries(n) * group_);
+  tile.row = int32_t(row);
+  tile.shift = int32_t(call_.seq_lens[n] - queries(n));
+  tile.table = int32_t(n * max_pages());
+  tile.state = int32_t(state);
+  return tile;
+}
+
 // Length of the segments that `keys` keys are cut into: within both budgets, and about equal.
 int64_t Planner::segment_keys(double milliseconds_per_key, int64_t keys) const {
   double most = call_.budget.milliseconds / milliseconds_per_key;
@@ -229,14 +256,7 @@ void Planner::plan_flash(int32_t n) {
 
   for (int64_t t0 = 0; t0 < num_tiles; t0 += block_tiles) {
     const int64_t t1 = std::min(num_tiles, t0 + block_tiles);
-    KeyRange all;
-    for (int64_t t = t0; t < t1; ++t) {
-      const KeyRange range = visible(n, t * shape_.rows, shape_.rows);
-      if (range.size() == 0) continue;
-      all.begin = all.size() ? std::min(all.begin, range.begin) : range.begin;
-      all.end = std::max(all.end, range.end);
-    }
-    all.begin = all.begin / kSegmentAlign * kSegmentAlign;
+    const KeyRange all = visible_to_tiles(n, t0, t1, shape_.rows);
     const int64_t step = segment_keys(tile_ms * double(t1 - t0), all.size());
     // A block that carries (m, l, O) may begin in the launch where the last one ends, so they take
     // turns in two regions of the state buffers.
@@ -257,13 +277,7 @@ void Planner::plan_flash(int32_t n) {
                             std::min(range.end, piece.keys.end)};
         const bool empty = range.size() == 0 && begin == all.begin;
         if (keys.begin >= keys.end && !empty) continue;
-        AttentionTile tile{};
-        tile.token = call_.cu_seqlens_q[n];
-        tile.rows = int32_t(rows);
-        tile.row = int32_t(t * shape_.rows);
-        tile.shift = int32_t(call_.seq_lens[n] - queries(n));
-        tile.table = int32_t(n * max_pages());
-        tile.state = int32_t(state + (t - t0) * shape_.rows);
+        AttentionTile tile = tile_at(n, t * shape_.rows, state + (t - t0) * shape_.rows);
         if (empty) {
           tile.flags = kAttentionTileFirst | kAttentionTileLast;
         } else {
@@ -291,14 +305,7 @@ void Planner::plan_decode(int32_t n, int64_t target_splits) {
       2.0 * call_.head_dim * double(size_of(call_.dtype)) / call_.budget.bytes_per_millisecond;
   const double tile_ms = std::max(flop_ms, byte_ms) * call_.num_kv_heads;  // per key
 
-  KeyRange all;
-  for (int64_t t = 0; t < num_tiles; ++t) {
-    const KeyRange range = visible(n, t * kDecodeRows, kDecodeRows);
-    if (range.size() == 0) continue;
-    all.begin = all.size() ? std::min(all.begin, range.begin) : range.begin;
-    all.end = std::max(all.end, range.end);
-  }
-  all.begin = all.begin / kSegmentAlign * kSegmentAlign;
+  const KeyRange all = visible_to_tiles(n, 0, num_tiles, kDecodeRows);
   const int64_t wanted =
       std::clamp<int64_t>(target_splits, 1, ceil_div(all.size(), kLeastSplit) + 1);
   const int64_t split =
@@ -323,13 +330,7 @@ void Planner::plan_decode(int32_t n, int64_t target_splits) {
       const KeyRange range = visible(n, t * kDecodeRows, kDecodeRows);
       KeyRange keys{std::max(range.begin, piece.keys.begin), std::min(range.end, piece.keys.end)};
       if (keys.begin >= keys.end) keys = {};  // the partial is written all the same: 0 and -inf
-      AttentionTile tile{};
-      tile.token = call_.cu_seqlens_q[n];
-      tile.rows = int32_t(rows);
-      tile.row = int32_t(t * kDecodeRows);
-      tile.shift = int32_t(call_.seq_lens[n] - queries(n));
-      tile.table = int32_t(n * max_pages());
-      tile.state = int32_t(first_partial + s * queries(n));
+      AttentionTile tile = tile_at(n, t * kDecodeRows, first_partial + s * queries(n));
       tile.key_begin = int32_t(keys.begin);
       tile.key_end = int32_t(keys.end);
       tile.flags = splits == 1 ? kAttentionTileFirst | kAttentionTileLast : kAttentionTileFirst;
@@ -441,22 +442,14 @@ void Planner::emit_merge() {
   p.head_dim = call_.head_dim;
   p.heads = call_.num_q_heads;
   p.rows = int32_t(merge_rows_.size()) * call_.num_q_heads;
-  Launch launch;
-  launch.source = "attention/merge_states";
-  launch.kernel = "merge_states_float32_to_" + std::string(dtype_name(call_.dtype));
-  launch.constants = {{ATTENTION_HAS_SINKS, call_.sinks},
-                      {ATTENTION_WRITES_LSE, call_.return_lse},
-                      {ATTENTION_MERGE_MAPPED, true}};
+  Launch launch =
+      merge_states_launch(Dtype::f32, call_.dtype, p, true, call_.sinks, call_.return_lse);
   launch.buffers = {{0, "partial_o", Access::Read},
                     {1, "partial_lse", Access::Read},
                     {2, "merge_rows", Access::Read},
                     {5, "o", Access::Write}};
-  launch.params = {{3, to_bytes(p)}};
   if (call_.sinks) launch.buffers.push_back({4, "sinks", Access::Read});
   if (call_.return_lse) launch.buffers.push_back({6, "lse", Access::Write});
-  const int64_t rows_per_threadgroup = kMergeThreads / 32;
-  launch.grid = {uint32_t(ceil_div(p.rows, rows_per_threadgroup)), 1, 1};
-  launch.threadgroup = {uint32_t(kMergeThreads), 1, 1};
   plan_.launches.push_back(std::move(launch));
 }
 
