@@ -7,6 +7,7 @@ namespace {
 template <typename T>
 void merge(const MergeStatesOptions& options, const T* outs, const float* lses, T* o, float* lse,
            int64_t begin, int64_t end) {
+  constexpr int64_t COLUMNS = 512;  // at a time
   const float infinity = __builtin_inff();
   const int64_t D = options.head_dim;
   for (int64_t row = begin; row < end; row++) {
@@ -21,22 +22,22 @@ void merge(const MergeStatesOptions& options, const T* outs, const float* lses, 
       if (x != -infinity) total += __builtin_expf(x - m);
     }
     lse[row] = total == 0 ? -infinity : m + __builtin_logf(total);
-    int64_t d = 0;
-    const auto columns = [&](auto zero, auto read, auto write) {
-      auto sum = zero;
+    for (int64_t column = 0; column < D; column += COLUMNS) {
+      const int64_t n = D - column < COLUMNS ? D - column : COLUMNS;
+      float sums[COLUMNS] = {};
       for (int64_t s = 0; s < options.states; s++) {
         const float x = lses[s * options.rows + row];
         if (x == -infinity) continue;
-        sum += read(outs + (s * options.rows + row) * D + d) * (__builtin_expf(x - m) / total);
+        const float weight = __builtin_expf(x - m) / total;
+        const T* out = outs + (s * options.rows + row) * D + column;
+        int64_t d = 0;
+        for (; d + W <= n; d += W) store(sums + d, load(out + d) * weight + load(sums + d));
+        for (; d < n; d++) sums[d] += to_float(out[d]) * weight;
       }
-      write(o + row * D + d, sum);
-    };
-    for (; d + W <= D; d += W) {
-      columns(vf{}, [](const T* p) { return load(p); }, [](T* p, vf x) { store(p, x); });
-    }
-    for (; d < D; d++) {
-      columns(
-          0.0f, [](const T* p) { return to_float(*p); }, [](T* p, float x) { from_float(x, p); });
+      T* to = o + row * D + column;
+      int64_t d = 0;
+      for (; d + W <= n; d += W) store(to + d, load(sums + d));
+      for (; d < n; d++) from_float(sums[d], to + d);
     }
   }
 }

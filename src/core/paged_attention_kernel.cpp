@@ -230,7 +230,10 @@ void store_output(const RowTile& t, void* out, float* lse) {
     const int64_t at = row / t.group * t.num_q_heads + row % t.group;
     T* o = static_cast<T*>(out) + at * t.head_dim;
     const float l = t.l[i], inverse = l == 0 ? 0.0f : 1.0f / l;
-    for (int d = 0; d < t.head_dim; d++) from_float(t.o[i * padded + d] * inverse, o + d);
+    const float* x = t.o + i * padded;
+    int d = 0;
+    for (; d + W <= t.head_dim; d += W) store(o + d, load(x + d) * inverse);
+    for (; d < t.head_dim; d++) from_float(x[d] * inverse, o + d);
     if (lse) lse[at] = l == 0 ? -infinity() : t.m[i] * LN_2 + __builtin_logf(l);
   }
 }
