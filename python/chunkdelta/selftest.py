@@ -6,6 +6,7 @@ it checks the CPU kernels of the instruction set in use. Small sizes, under a mi
 
 from __future__ import annotations
 
+import itertools
 import time
 from dataclasses import dataclass
 
@@ -95,21 +96,19 @@ def paste_block(results: list[Result]) -> str:
 
 
 def _table(results: list[Result]) -> Table:
-    table = Table(title="chunkdelta selftest", box=box.SIMPLE_HEAD)
-    for column in ("op", "dtype"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("shape")
+    table = Table(title="chunkdelta selftest", box=box.SIMPLE_HEAD, padding=(0, 1))
+    table.add_column("op, shape")
+    table.add_column("dtype", no_wrap=True)
     for column in ("error", "allowed"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("kernel", overflow="fold")
-    previous = ""
-    for r in results:
-        verdict = "[green]ok[/]" if r.ok else "[red]FAILED[/]"
-        error, bar = ("-", "-") if r.failure else (f"{r.error:.1e}", f"{r.bar:.1e}")
-        op = r.case.op if r.case.op != previous else ""
-        table.add_row(op, r.case.dtype, r.case.shape, error, bar, verdict, r.kernel)
-        previous = r.case.op
+    for op, group in itertools.groupby(results, lambda r: r.case.op):
+        table.add_row(f"[bold]{op}[/]")
+        for r in group:
+            verdict = "[green]ok[/]" if r.ok else "[red]FAILED[/]"
+            error, bar = ("-", "-") if r.failure else (f"{r.error:.1e}", f"{r.bar:.1e}")
+            table.add_row(f"  {r.case.shape}", r.case.dtype, error, bar, verdict, r.kernel)
     return table
 
 
