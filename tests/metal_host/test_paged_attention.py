@@ -142,7 +142,7 @@ def test_merge_states(shape, dtype, mode):
     lses[:, 0, 0] = -np.inf
     outs[np.isneginf(lses)] = pack(np.array(np.nan), dtype)  # must not reach the sum
     plan = plans.merge_states(dtype, *shape)
-    arrays = {"outs": outs, "lses": lses, "o": outs[0], "lse": lses[0]}
+    arrays = {"outs": outs, "lses": lses, "o": outs[0].copy(), "lse": lses[0].copy()}
     done = execute_plan(plan, arrays, outputs=["o", "lse"], mode=mode).arrays
     wide = lses.astype(np.float64)
     with np.errstate(divide="ignore"):
