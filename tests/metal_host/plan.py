@@ -21,7 +21,7 @@ from .constants import Constant
 from .flatten import METAL_ROOT, flatten
 from .memory import READ, READ_WRITE, WRITE, Memory, Options
 from .report import UNWRITTEN_OUTPUT, BarrierSite, Counters, MetalError, Report
-from .run import DEFAULT, Array, LaunchResult, Library, Mutation
+from .run import DEFAULT, Array, LaunchResult, Library, Mutation, refuse_overlap
 
 MAX_PARAMS_BYTES = 4096  # of setBytes
 
@@ -140,6 +140,8 @@ def execute_plan(
     host_data = {h.role: bytes(h.bytes) for h in plan.host_data}
     _check_roles(plan.op, launches, arrays, {*scratch, *host_data}, {*outputs, *partial_outputs})
 
+    written = {b.role for launch in launches for b in launch.buffers if _access(b.access) & WRITE}
+    refuse_overlap(arrays, written)
     memory = Memory(mode == "check", options)
     numbers: dict[str, int] = {}
     shared: dict[tuple[int, int], int] = {}
@@ -193,7 +195,6 @@ def execute_plan(
     if reports and raise_errors:
         raise MetalError(reports)
 
-    written = {b.role for launch in launches for b in launch.buffers if _access(b.access) & WRITE}
     out = {}
     for role in written & arrays.keys():
         out[role] = np.empty(arrays[role].shape, arrays[role].dtype)

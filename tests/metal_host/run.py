@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -372,6 +373,17 @@ def _check_arrays(buffers: Mapping[int, Buffer], written: Collection[int]) -> No
                 f"[metal_host] expected a writeable C-contiguous array as output {index};"
                 f" got {type(a).__name__}"
             )
+    refuse_overlap(arrays, written)
+
+
+def refuse_overlap(arrays: Mapping[Any, Array], written: Collection[Any]) -> None:
+    """Arrays that are written are one with another array, or apart from it.
+
+    Raises:
+      ValueError: two of them overlap in part: as separate buffers they would not.
+    """
+    for index in set(written) & arrays.keys():
+        a = arrays[index]
         for other, b in arrays.items():
             same = (a.ctypes.data, a.nbytes) == (b.ctypes.data, b.nbytes)
             if other != index and not same and np.may_share_memory(a, b):

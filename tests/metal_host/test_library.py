@@ -198,6 +198,9 @@ def test_plan_reports_what_breaks_its_bindings(root):
     swapped.launches.reverse()
     with pytest.raises(MetalError, match=r"uninitialised-read: two\.metal:13: .*scratch 't'"):
         execute_plan(swapped, arrays, root=root)
+    pool = np.zeros(80, np.float32)
+    with pytest.raises(ValueError, match="got arrays that overlap"):
+        execute_plan(two_launches(), {"x": pool[:32], "y": pool[16:]}, root=root)
     with pytest.raises(ValueError, match=r"expected arrays for the roles of test, \['x', 'y'\]"):
         execute_plan(two_launches(), {"x": arrays["x"]}, root=root)
 
