@@ -144,16 +144,18 @@ def test_merge_states(shape, dtype, mode):
     plan = plans.merge_states(dtype, *shape)
     arrays = {"outs": outs, "lses": lses, "o": outs[0].copy(), "lse": lses[0].copy()}
     done = execute_plan(plan, arrays, outputs=["o", "lse"], mode=mode).arrays
-    wide = lses.astype(np.float64)
-    with np.errstate(divide="ignore"):
-        lse = np.log(np.exp(wide).sum(0))
-    weight = np.exp(wide - np.where(np.isfinite(lse), lse, 0))
-    o = (
-        np.where(weight > 0, 1, 0)[..., None]
-        * np.nan_to_num(unpack(outs, dtype))
-        * weight[..., None]
-    ).sum(0)
-    assert relative_error(unpack(done["o"], dtype), o) <= 2 * relative_error(rounded(o, dtype), o)
+    parts = np.nan_to_num(unpack(outs, dtype))
+
+    def merged(real):
+        x = lses.astype(real)
+        with np.errstate(divide="ignore"):
+            lse = np.log(np.exp(x).sum(0))
+        weight = np.exp(x - np.where(np.isfinite(lse), lse, real(0)))
+        return (parts.astype(real) * weight[..., None]).sum(0), lse
+
+    o, lse = merged(np.float64)
+    plain = rounded(merged(np.float32)[0], dtype)
+    assert relative_error(unpack(done["o"], dtype), o) <= 2 * relative_error(plain, o)
     seen = np.isfinite(lse)
     assert np.array_equal(seen, np.isfinite(done["lse"]))
     assert np.abs(done["lse"][seen] - lse[seen]).max() <= 4e-6
