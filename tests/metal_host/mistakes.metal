@@ -401,7 +401,9 @@ KERNEL(endless_loop)
 template <bool wrong>
 [[kernel]] void endless_barriers(device int* y [[buffer(0)]], const device int* x [[buffer(1)]],
                                  THREAD) {
-  for (int n = 1; n > 0; n = wrong ? 1 : n - 1) threadgroup_barrier(mem_flags::mem_none);
+  for (int n = 1; n > 0; n = wrong ? 1 : n - 1) {
+    threadgroup_barrier(mem_flags::mem_none);  // HERE endless_barriers
+  }
   y[i] = x[i];
 }
 KERNEL(endless_barriers)

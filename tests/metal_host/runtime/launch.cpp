@@ -268,7 +268,7 @@ void run_threadgroup(const Shape& shape, Random& random, std::vector<uint32_t>& 
       }
       alive |= f.status != Status::kDone;
     }
-    if (state.expired) check_watchdog(0);
+    if (state.expired) check_watchdog();
     if (alive && !progress) resolve();
   }
 }
@@ -314,9 +314,10 @@ bool check_shape(const mh_entry* entry, const Shape& shape) {
     report(kLimit, 0, 0, "empty grid or threadgroup in dimension %d", i);
     return false;
   }
-  if (threads > state.options.max_threads) {
-    report(kLimit, 0, 0, "%zu threads per threadgroup, the limit is %u",
-           static_cast<size_t>(threads), state.options.max_threads);
+  const size_t limit = std::min<size_t>(state.options.max_threads, kMaxThreads);
+  if (threads > limit) {
+    report(kLimit, 0, 0, "%zu threads per threadgroup, the limit is %zu",
+           static_cast<size_t>(threads), limit);
     good = false;
   } else if (entry->max_threads && threads > static_cast<uint64_t>(entry->max_threads)) {
     report(kLimit, 0, 0, "%zu threads per threadgroup, max_total_threads_per_threadgroup is %d",
@@ -347,6 +348,19 @@ void check_watchdog(uint64_t pc) {
   if (!state.expired) return;
   report(kHang, pc, 0, "still running after %g s of CPU time", state.options.cpu_seconds);
   abort_launch();
+}
+
+void check_watchdog(const mh_site& site) {
+  if (!state.expired) return;
+  report_at(kHang, site, "still running after %g s of CPU time", state.options.cpu_seconds);
+  abort_launch();
+}
+
+void check_watchdog() {
+  for (const Fiber& f : state.fibers) {
+    if (f.status != Status::kDone && f.site.file) check_watchdog(f.site);
+  }
+  check_watchdog(uint64_t{0});
 }
 
 // Runs one kernel; false if it was not started.
@@ -384,7 +398,7 @@ extern "C" mh_u32 mh_rt_lane() {
 }
 
 extern "C" void mh_rt_threadgroup_barrier(int flags, mh_site site) {
-  if (state.expired) check_watchdog(0);
+  if (state.expired) check_watchdog(site);
   if (!mutate(site, flags)) return;
   current->status = Status::kAtBarrier;
   current->detail = flags;
@@ -395,7 +409,7 @@ extern "C" void mh_rt_threadgroup_barrier(int flags, mh_site site) {
 extern "C" void mh_rt_collective(mh_slots* out, int op, int detail, const void* value, int size,
                                  mh_site site) {
   Fiber& f = *current;
-  if (state.expired) check_watchdog(0);
+  if (state.expired) check_watchdog(site);
   if (op == MH_OP_BARRIER && !mutate(site, detail)) return;
   Simdgroup& s = state.simdgroups[f.simdgroup];
   const uint32_t full = full_mask(f.simdgroup);

@@ -41,16 +41,14 @@ struct Simdgroup {
 
 // Options of one launch, set by Python before it.
 struct Options {
-  int poison = 0xFF;   // byte that fills memory with undefined content
-  uint32_t order = 0;  // 0 forward, 1 reverse, otherwise the seed of a shuffle
-  uint32_t max_threads = kMaxReasonableThreads;
+  int poison = 0xFF;                   // byte that fills memory with undefined content
+  uint32_t order = 0;                  // 0 forward, 1 reverse, otherwise the seed of a shuffle
+  uint32_t max_threads = 1024;         // at most kMaxThreads
   uint64_t threadgroup_limit = 32768;  // bytes
   bool strict_simd = true;             // a simdgroup function must be reached by all lanes
   bool lockstep = false;               // every simdgroup function orders memory, as hardware may
   bool flush_denormals = false;
   double cpu_seconds = 60;  // watchdog
-
-  static constexpr uint32_t kMaxReasonableThreads = 1024;
 };
 
 // A barrier site to weaken during the next launches: skip it, or take bits off its flags.
@@ -112,7 +110,10 @@ inline uint32_t full_mask(uint32_t simdgroup) {
 // Ends the launch at once; what the threads have written stays.
 [[noreturn]] void abort_launch();
 
-// Reports a hang and ends the launch if the watchdog fired.
+// Reports a hang and ends the launch if the watchdog fired: at an instruction, at a barrier or
+// collective, or where the first unfinished thread waits.
 void check_watchdog(uint64_t pc);
+void check_watchdog(const mh_site& site);
+void check_watchdog();
 
 }  // namespace metal_host

@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -67,12 +68,14 @@ const char* base_name(const char* path) {
   return slash ? slash + 1 : path;
 }
 
+void fail(const char* message) {
+  fprintf(stderr, "metal_host: %s: %s\n", message, strerror(errno));
+  abort();
+}
+
 char* map_memory(size_t bytes, int protection) {
   void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) {
-    fprintf(stderr, "metal_host: cannot map %zu bytes\n", bytes);
-    abort();
-  }
+  if (p == MAP_FAILED) fail("cannot map memory");
   return static_cast<char*>(p);
 }
 

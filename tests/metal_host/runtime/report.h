@@ -49,7 +49,10 @@ __attribute__((format(printf, 3, 4))) void report_at(Kind kind, const mh_site& s
 // The last component of a path.
 const char* base_name(const char* path);
 
-// Anonymous memory, or a message and abort: nothing here can go on without it.
+// A message and abort: for what the runner cannot go on without.
+[[noreturn]] void fail(const char* message);
+
+// Anonymous memory, or fail().
 char* map_memory(size_t bytes, int protection);
 
 }  // namespace metal_host

@@ -84,7 +84,7 @@ Signals::Signals(double cpu_seconds) {
   event.sigev_notify = SIGEV_THREAD_ID;
   event.sigev_signo = kSignals[kFaults];
   event.sigev_notify_thread_id = static_cast<pid_t>(syscall(SYS_gettid));
-  timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_);
+  if (timer_create(CLOCK_THREAD_CPUTIME_ID, &event, &timer_)) fail("cannot make a timer");
   itimerspec when{};
   when.it_value.tv_sec = static_cast<time_t>(cpu_seconds);
   when.it_value.tv_nsec =
