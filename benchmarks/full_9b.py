@@ -83,6 +83,7 @@ def main() -> None:
         if hasattr(layer, "pool"):
             fill(layer, args.context - args.tokens, seed=index)
     mx.clear_cache()
+    _ext.release_workspace()
     built = time.perf_counter() - start
     reset_high_water()
     mx.reset_peak_memory()

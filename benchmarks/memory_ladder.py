@@ -38,20 +38,18 @@ SHAPE = {
 def fill(cache: Any, tokens: int, *, seed: int = 0) -> None:
     """Give an empty paged cache ``tokens`` random keys and values, as if they had been prefilled."""
     import mlx.core as mx
-    from chunkdelta.cache.kv_pool import KVSequence
-    from chunkdelta.ops import append_kv
+    from chunkdelta import append_kv
+    from chunkdelta.cache.kv_cache import _Row
 
     pool = cache.pool
-    row = KVSequence(pool)
-    cache._rows = [row]
+    cache._rows = [_Row.new(pool)]
     key = mx.random.key(seed)
     while tokens:
         block = min(tokens, 4096)
-        slots = pool.extend([(row, block)])
         key, own = mx.random.split(key)
-        shape = (2, block, pool.num_kv_heads, pool.head_dim)
+        shape = (2, block, pool.pages.num_kv_heads, pool.pages.head_dim)
         k, v = mx.random.normal(shape, mx.bfloat16, key=own)
-        append_kv(pool.pages, k, v, slots)
+        append_kv(pool.pages, k, v, pool.extend([(cache._rows[0].table, block)]))
         mx.eval(pool.pages.arrays)
         tokens -= block
 
@@ -78,6 +76,7 @@ def measure(
         if hasattr(layer, "pool"):
             fill(layer, context - chunk_size)
     mx.clear_cache()
+    _ext.release_workspace()
     reset_high_water()
     mx.reset_peak_memory()
     _ext.reset_workspace_peak()

@@ -107,6 +107,7 @@ def run_prefill(
     cache = make_cache(
         model, max_tokens=len(tokens) + max_tokens, page_size=page_size, kv_format=kv_format
     )
+    _ext.release_workspace()  # what an earlier run needed is not this one's
     samples: list[ChunkSample] = []
     peak = 0
     mark = time.perf_counter()

@@ -54,6 +54,23 @@ void bind_gated_delta(nb::module_& m) {
       },
       "a"_a, "b"_a, "A_log"_a, "dt_bias"_a, "lower_bound"_a.none(), "allow_neg_eigval"_a,
       "stream"_a.none());
+  m.def(
+      "gated_delta_workspace",
+      [](int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim,
+         const std::vector<int64_t>& lengths, int chunk_size) {
+        GatedDeltaOptions options{};
+        options.key_heads = key_heads;
+        options.value_heads = value_heads;
+        options.key_dim = key_dim;
+        options.value_dim = value_dim;
+        options.chunk_size = chunk_size;
+        std::vector<StateSequence> sequences;
+        for (int64_t length : lengths) sequences.push_back({0, length, -1, 0, 0});
+        const GatedDeltaWorkspace bytes = gated_delta_workspace(options, sequences);
+        return std::pair(bytes.shared, bytes.per_worker);
+      },
+      "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "lengths"_a,
+      "chunk_size"_a = GATED_DELTA_DEFAULT_CHUNK);
 }
 
 }  // namespace chunkdelta

@@ -21,8 +21,9 @@ constexpr int SLICE = GATED_DELTA_SLICE;
 //   D 64    68/102    95/107   114/108   170/136   203/144   378/302
 constexpr int64_t MAX_STEPS = 4;
 
-// Workspace for chunks prepared ahead when several workers share a head.
-constexpr int64_t MAX_PREPARED_BYTES = 24 << 20;
+// Workspace for chunks prepared ahead when several workers share a head, and chunks at most.
+constexpr int64_t MAX_PREPARED_FLOATS = (24 << 20) / sizeof(float);
+constexpr int64_t MAX_AHEAD = 16;
 
 // One key head of one sequence: its chunks follow each other, units are independent.
 struct Unit {
@@ -46,20 +47,8 @@ class Call {
   }
 
   void run(const std::vector<StateSequence>& sequences) {
-    std::vector<const StateSequence*> short_ones;
-    std::vector<Unit> units;
-    for (const auto& sequence : sequences) {
-      const bool steps = sequence.length <= MAX_STEPS && checkpoints(sequence.length) == 0;
-      if (steps) {
-        short_ones.push_back(&sequence);
-        continue;
-      }
-      for (int64_t h = 0; h < options_.key_heads; h++) units.push_back({&sequence, h});
-    }
+    const auto [short_ones, units] = split(sequences);
     run_steps(short_ones);
-    std::stable_sort(units.begin(), units.end(), [](const Unit& a, const Unit& b) {
-      return a.sequence->length > b.sequence->length;
-    });
     if (balanced(units)) {
       compute_.parallel_for(units.size(),
                             [&](int64_t i, int worker) { run_unit(units[i], worker); });
@@ -68,7 +57,59 @@ class Call {
     }
   }
 
+  // What run takes of the workspace.
+  GatedDeltaWorkspace workspace(const std::vector<StateSequence>& sequences) const {
+    const auto [short_ones, units] = split(sequences);
+    size_t shared = 0, worker = short_ones.empty() ? 0 : steps_bytes();
+    if (!units.empty() && balanced(units)) {
+      worker = std::max(worker, unit_floats() * sizeof(float));
+    } else if (!units.empty()) {
+      const int64_t n = std::min<int64_t>(units_together(), units.size());
+      shared = group_floats(n) * sizeof(float);
+      worker = std::max(worker, scratch_floats_ * sizeof(float));
+    }
+    return {static_cast<int64_t>(shared), static_cast<int64_t>(worker)};
+  }
+
  private:
+  struct Split {
+    std::vector<const StateSequence*> short_ones;  // step by step
+    std::vector<Unit> units;                       // in chunks, longest first
+  };
+  Split split(const std::vector<StateSequence>& sequences) const {
+    Split result;
+    for (const auto& sequence : sequences) {
+      if (sequence.length <= MAX_STEPS && checkpoints(sequence.length) == 0) {
+        result.short_ones.push_back(&sequence);
+        continue;
+      }
+      for (int64_t h = 0; h < options_.key_heads; h++) result.units.push_back({&sequence, h});
+    }
+    std::stable_sort(result.units.begin(), result.units.end(), [](const Unit& a, const Unit& b) {
+      return a.sequence->length > b.sequence->length;
+    });
+    return result;
+  }
+
+  size_t steps_bytes() const { return MAX_STEPS * (2 * options_.key_dim + 4) * sizeof(float); }
+  int64_t unit_floats() const {
+    return group_ * slices_ * slice_floats_ + chunk_floats_ + head_floats_ + scratch_floats_;
+  }
+  int64_t prepared_floats() const { return chunk_floats_ + group_ * head_floats_; }
+  // Units that run_group takes at a time, and the chunks of each that it prepares ahead.
+  int64_t units_together() const {
+    const int64_t per_unit = group_ * slices_ * slice_floats_ + prepared_floats();
+    return std::clamp<int64_t>(MAX_PREPARED_FLOATS / per_unit, 1, num_threads());
+  }
+  int64_t chunks_ahead(int64_t units) const {
+    const int64_t state_floats = units * group_ * slices_ * slice_floats_;
+    return std::clamp<int64_t>((MAX_PREPARED_FLOATS - state_floats) / (units * prepared_floats()),
+                               1, MAX_AHEAD);
+  }
+  int64_t group_floats(int64_t units) const {
+    return units * (group_ * slices_ * slice_floats_ + chunks_ahead(units) * prepared_floats());
+  }
+
   int64_t checkpoints(int64_t length) const {
     return options_.checkpoint_every ? length / options_.checkpoint_every : 0;
   }
@@ -185,7 +226,7 @@ class Call {
     constexpr int64_t ROWS = 64;  // state rows of a task
     const int64_t blocks = (options_.value_dim + ROWS - 1) / ROWS;
     const int64_t per_sequence = options_.value_heads * blocks;
-    const size_t scratch_bytes = MAX_STEPS * (2 * options_.key_dim + 4) * sizeof(float);
+    const size_t scratch_bytes = steps_bytes();
     const auto task = [&](int64_t i, int worker) {
       const StateSequence& s = *sequences[i / per_sequence];
       const int64_t head = i % per_sequence / blocks, row = i % blocks * ROWS;
@@ -221,8 +262,8 @@ class Call {
   // All of a unit by one worker: everything it touches stays in its cache.
   void run_unit(const Unit& unit, int worker) {
     const int64_t state_floats = group_ * slices_ * slice_floats_;
-    const int64_t floats = state_floats + chunk_floats_ + head_floats_ + scratch_floats_;
-    auto* states = static_cast<float*>(compute_.worker_workspace(worker, floats * sizeof(float)));
+    auto* states =
+        static_cast<float*>(compute_.worker_workspace(worker, unit_floats() * sizeof(float)));
     float* chunk_block = states + state_floats;
     const HeadChunk gates = head_view(chunk_block + chunk_floats_);
     float* scratch = chunk_block + chunk_floats_ + head_floats_;
@@ -255,10 +296,7 @@ class Call {
   // value heads' slices advance in parallel over what was prepared. Same kernels on the same chunks
   // as run_unit, so the same bits.
   void run_together(const std::vector<Unit>& units) {
-    const int64_t prepared_floats = chunk_floats_ + group_ * head_floats_;
-    const int64_t per_unit = group_ * slices_ * slice_floats_ + prepared_floats;
-    const int64_t budget = MAX_PREPARED_BYTES / static_cast<int64_t>(sizeof(float));
-    const int64_t together = std::clamp<int64_t>(budget / per_unit, 1, num_threads());
+    const int64_t together = units_together();
     for (size_t i = 0; i < units.size(); i += together) {
       const int64_t n = std::min<int64_t>(together, units.size() - i);
       run_group(std::vector<Unit>(units.begin() + i, units.begin() + i + n));
@@ -266,14 +304,11 @@ class Call {
   }
 
   void run_group(const std::vector<Unit>& units) {
-    constexpr int64_t MAX_AHEAD = 16;
     const int64_t n = units.size(), per_head = slices_, per_unit = group_ * slices_;
     const int64_t state_floats = n * per_unit * slice_floats_;
-    const int64_t prepared_floats = chunk_floats_ + group_ * head_floats_;
-    const int64_t budget = MAX_PREPARED_BYTES / static_cast<int64_t>(sizeof(float));
-    const int64_t ahead =
-        std::clamp<int64_t>((budget - state_floats) / (n * prepared_floats), 1, MAX_AHEAD);
-    const size_t bytes = (state_floats + n * ahead * prepared_floats) * sizeof(float);
+    const int64_t prepared_floats = this->prepared_floats();
+    const int64_t ahead = chunks_ahead(n);
+    const size_t bytes = group_floats(n) * sizeof(float);
     auto* states = static_cast<float*>(compute_.shared_workspace(bytes));
     float* blocks = states + state_floats;
     const auto scratch = [&](int worker) {
@@ -346,6 +381,13 @@ void gated_delta(const GatedDeltaOptions& options, const GatedDeltaArrays& array
                  const std::vector<StateSequence>& sequences) {
   Compute compute;
   Call(compute, options, arrays).run(sequences);
+}
+
+GatedDeltaWorkspace gated_delta_workspace(const GatedDeltaOptions& options,
+                                          const std::vector<StateSequence>& sequences) {
+  Compute compute;
+  const GatedDeltaArrays none{};
+  return Call(compute, options, none).workspace(sequences);
 }
 
 void gated_delta_gates(const GatedDeltaGates& options, const void* a, const void* b,

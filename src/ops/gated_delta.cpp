@@ -12,13 +12,6 @@
 namespace chunkdelta {
 namespace {
 
-// Rows of a chunk. Tokens/s of one core (Zen 4, Hk 16, Hv 32, D 128, T 2048, fp32 | bf16):
-//            16              32              64
-//   avx512   21400 | 22100   21700 | 22000   20100 | 20200
-//   avx2     17700 | 24700   16000 | 22000   14700 | 19800   (T 512)
-// and 16 is the most exact: at beta 1.99 with near-repeated keys 1.2e-5, against 1.7e-5 and 2.5e-5.
-constexpr int DEFAULT_CHUNK_SIZE = 16;
-
 std::string text(int64_t x) {
   return std::to_string(x);
 }
@@ -193,7 +186,7 @@ std::vector<mx::array> chunk_gated_delta_rule(
     std::optional<int> checkpoint_every, bool qk_l2norm, std::optional<int> chunk_size,
     mx::StreamOrDevice stream) {
   return build("chunk_gated_delta_rule", false, q, k, v, g, beta, scale, states, cu_seqlens, mask,
-               checkpoint_every, qk_l2norm, chunk_size.value_or(DEFAULT_CHUNK_SIZE), stream);
+               checkpoint_every, qk_l2norm, chunk_size.value_or(GATED_DELTA_DEFAULT_CHUNK), stream);
 }
 
 std::vector<mx::array> gated_delta_step(const mx::array& q, const mx::array& k, const mx::array& v,
@@ -202,7 +195,7 @@ std::vector<mx::array> gated_delta_step(const mx::array& q, const mx::array& k, 
                                         const std::optional<mx::array>& mask, bool qk_l2norm,
                                         mx::StreamOrDevice stream) {
   return build("gated_delta_step", true, q, k, v, g, beta, scale, states, std::nullopt, mask,
-               std::nullopt, qk_l2norm, DEFAULT_CHUNK_SIZE, stream);
+               std::nullopt, qk_l2norm, GATED_DELTA_DEFAULT_CHUNK, stream);
 }
 
 void GatedDeltaRule::eval_cpu(const std::vector<mx::array>& inputs,

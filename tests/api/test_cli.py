@@ -189,3 +189,132 @@ def test_doctor_exits_with_1_when_something_is_wrong(monkeypatch):
     result = chunkdelta("doctor")
     assert result.exit_code == 1
     assert "wrong" in result.stdout
+
+
+# ---------------------------------------------------------------------------- prefill
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """The embedded model with a narrower embedding: everything else is as the user gets it."""
+    monkeypatch.setitem(embedded.CONFIG, "hidden_size", 32)
+    monkeypatch.setitem(embedded.CONFIG, "intermediate_size", 32)
+
+
+def test_prefill_prints_a_table_and_goes_on(tiny):
+    result = chunkdelta("prefill", "--tokens", 100, "--chunk-size", 64, "--max-tokens", 3)
+    assert result.exit_code == 0, result.stderr
+    for term in ("tokens/s", "planned peak", "measured peak", "transient per chunk", "one call"):
+        assert term in result.stdout
+    assert "3 tokens more: " in result.stdout
+
+
+def test_prefill_as_json(tiny):
+    result = chunkdelta("prefill", "--tokens", 100, "--chunk-size", 64, "--json")
+    assert result.exit_code == 0, result.stderr
+    run = json.loads(result.stdout)
+    assert list(run) == JSON_KEYS
+    assert (run["tokens"], run["chunk_size"]) == (100, 64)
+    assert 0 < run["measured_peak_bytes"] <= run["planned_peak_bytes"]
+
+
+def test_prefill_compares_with_stock_and_plots(tiny, tmp_path):
+    plot = tmp_path / "run.png"
+    options = ("--tokens", 70, "--chunk-size", 32, "--max-tokens", 1, "--compare", "--plot", plot)
+    result = chunkdelta("prefill", *options)
+    assert result.exit_code == 0, result.stderr
+    assert "step 32" in result.stdout
+    assert "step 2,048" in " ".join(result.stdout.split())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    compared = json.loads(chunkdelta("prefill", *options[:-2], "--json").stdout)
+    assert [run["chunk_size"] for run in compared["stock"]] == [32, 2048]
+    assert all(run["measured_peak_bytes"] > 0 for run in compared["stock"])
+
+
+def test_a_full_disk_or_a_wrong_name_for_the_plot_is_refused(tiny, tmp_path):
+    options = ("--tokens", 9, "--max-tokens", 0)
+    result = chunkdelta("prefill", *options, "--plot", tmp_path / "no" / "run.png")
+    assert result.exit_code == 2
+    assert result.stderr.splitlines()[-1].startswith("chunkdelta: [Errno 2] No such file")
+
+
+@pytest.fixture
+def model_directory(tmp_path):
+    """A model directory as mlx-lm writes them, with a tokenizer of bytes."""
+    from mlx_lm.utils import save_config, save_model
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    path = tmp_path / "tiny-qwen"
+    config = embedded.CONFIG | {"vocab_size": 512, "hidden_size": 64}
+    model = embedded.build(**config)
+    config["model_type"] = "qwen3_5"  # mlx-lm's name of the file that has this architecture
+    save_model(path, model)
+    save_config(dict(config), path / "config.json")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(path)
+    return path
+
+
+def test_prefill_of_a_model_directory(model_directory, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("The quick brown fox jumps over the lazy dog. " * 5)
+    options = ("--model", model_directory, "--text", text, "--tokens", 150, "--chunk-size", 64)
+    result = chunkdelta("prefill", *options, "--json")
+    assert result.exit_code == 0, result.stderr
+    run = json.loads(result.stdout)
+    assert run["tokens"] == 150
+    assert run["measured_peak_bytes"] <= run["planned_peak_bytes"]
+    planned = json.loads(
+        chunkdelta(
+            "plan",
+            model_directory,
+            "--tokens",
+            150,
+            "--max-tokens",
+            16,
+            "--chunk-size",
+            64,
+            "--json",
+        ).stdout
+    )
+    assert planned["planned_peak_bytes"] == run["planned_peak_bytes"]
+
+
+def test_torn_weights_are_refused(model_directory):
+    weights = next(model_directory.glob("*.safetensors"))
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    result = chunkdelta("prefill", "--model", model_directory, "--tokens", 20)
+    assert result.exit_code == 2
+    assert "expected a model directory that mlx-lm loads" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX signals")
+def test_ctrl_c_ends_the_run_cleanly():
+    """Interrupted after the first chunk: a sentence, exit code 130, no traceback."""
+    code = (
+        "import os, signal\n"
+        "from chunkdelta import cli, measure\n"
+        "from chunkdelta.models import embedded\n"
+        "embedded.CONFIG |= {'hidden_size': 32, 'intermediate_size': 32}\n"
+        "real = measure.prefill\n"
+        "def interrupted(*args, progress, **kwargs):\n"
+        "    def watch(done, total):\n"
+        "        progress(done, total)\n"
+        "        if done == 32:\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return real(*args, progress=watch, **kwargs)\n"
+        "measure.prefill = interrupted\n"
+        "import sys\n"
+        "sys.argv[1:] = ['prefill', '--tokens', '128', '--chunk-size', '32', '--json']\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 130
+    assert "chunkdelta: stopped after 32 of 128 tokens" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""

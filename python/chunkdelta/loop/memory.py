@@ -13,6 +13,7 @@ import mlx.core as mx
 
 from chunkdelta import _ext
 from chunkdelta.cache.pages import page_row_bytes, parse_kv_format, stored_head_dim
+from chunkdelta.loop.chunks import plan_chunks
 from chunkdelta.loop.shapes import (
     AttentionShape,
     GatedDeltaShape,
@@ -109,14 +110,14 @@ class MemoryPlan:
 
     @property
     def fixed_bytes(self) -> int:
-        """All but the KV pages; it does not grow with the context beyond a few thousand tokens."""
+        """All but the KV pages."""
         return self.total_bytes - self.kv_bytes
 
     def fits(self, memory_bytes: int) -> bool:
         return self.total_bytes <= memory_bytes
 
     def largest_context(self, memory_bytes: int) -> int | None:
-        """Most tokens of context that fit into ``memory_bytes``, in whole pages.
+        """Most tokens of context that fit into ``memory_bytes``, in whole pages and full chunks.
 
         0 if no page fits beside weights, states and one chunk; None if nothing grows with the
         context.
@@ -256,7 +257,7 @@ def plan_memory(
         chunk=plan_chunk(
             model,
             context=tokens,
-            chunk_size=min(chunk_size, tokens),
+            chunk_size=max(b - a for a, b in plan_chunks(0, tokens, chunk_size=chunk_size)),
             batch=batch,
             logit_rows=logit_rows,
         ),
@@ -279,9 +280,14 @@ def kv_bytes_per_token(layer: AttentionShape, kv_format: str) -> int:
 def state_bytes(model: ModelShape) -> int:
     """Float32 states and convolution tails of one sequence, in all layers."""
     return sum(
-        layer.state_bytes + (layer.conv_kernel - 1) * layer.conv_dim * model.dtype_bytes
+        layer.state_bytes + _tail_bytes(layer, model.dtype_bytes)
         for layer in model.gated_delta_layers
     )
+
+
+def _tail_bytes(layer: GatedDeltaShape, b: int) -> int:
+    """The rows of the convolution's input that the next chunk needs."""
+    return (layer.conv_kernel - 1) * layer.conv_dim * b
 
 
 def one_call_bytes(model: ModelShape, tokens: int, *, batch: int = 1) -> int:
@@ -296,7 +302,7 @@ def one_call_bytes(model: ModelShape, tokens: int, *, batch: int = 1) -> int:
     kv = sum(2 * x.num_kv_heads * x.head_dim * b for x in model.attention_layers) * tokens
     scores = max((x.num_heads for x in model.attention_layers), default=0) * tokens * tokens * b
     logits = tokens * model.vocab * b
-    layer = sum(_widest_layer(model).values()) * tokens
+    layer = sum(_widest_half(model, tokens, 1).values())
     per_sequence = kv + state_bytes(model) + layer + max(scores, logits)
     return model.weight_bytes + batch * per_sequence
 
@@ -312,7 +318,7 @@ def plan_chunk(
     ``context`` up to the length of one segment (4,096 keys) and no further.
     """
     tokens = batch * chunk_size
-    transients = {name: tokens * n for name, n in _widest_layer(model).items()}
+    transients = _widest_half(model, tokens, batch)
     logits = batch * logit_rows * model.vocab * model.dtype_bytes
     return ChunkPlan(
         transients=transients,
@@ -323,31 +329,56 @@ def plan_chunk(
 
 
 def _workspace_bytes(model: ModelShape, context: int, chunk_size: int, batch: int) -> int:
-    """Core's persistent scratch after a chunk through every kind of layer."""
-    attention = [
-        _ext.paged_attention_workspace(
-            seq_lens=[max(context, chunk_size)] * batch,
-            cu_seqlens_q=[i * chunk_size for i in range(batch + 1)],
-            num_q_heads=layer.num_heads,
-            num_kv_heads=layer.num_kv_heads,
-            head_dim=layer.head_dim,
-            causal=True,
-            window=0,
-            threads=_ext.num_threads(),
-        )
-        for layer in set(model.attention_layers)
-    ]
-    return max(attention, default=0)
+    """Core's persistent scratch after a chunk through every layer: one block and one per thread."""
+    threads = _ext.num_threads()
+    shared, per_worker = 0, 0
+    for mixer in {layer.mixer for layer in model.layers}:
+        if isinstance(mixer, GatedDeltaShape):
+            block, each = _ext.gated_delta_workspace(
+                mixer.num_k_heads,
+                mixer.num_v_heads,
+                mixer.head_k_dim,
+                mixer.head_v_dim,
+                [chunk_size] * batch,
+            )
+        else:
+            block, both = (
+                _ext.paged_attention_workspace(
+                    seq_lens=[max(context, chunk_size)] * batch,
+                    cu_seqlens_q=[i * chunk_size for i in range(batch + 1)],
+                    num_q_heads=mixer.num_heads,
+                    num_kv_heads=mixer.num_kv_heads,
+                    head_dim=mixer.head_dim,
+                    causal=True,
+                    window=0,
+                    threads=count,
+                )
+                for count in (0, 1)
+            )
+            each = both - block
+        shared, per_worker = max(shared, block), max(per_worker, each)
+    return _whole_pages(shared) + threads * _whole_pages(per_worker)
 
 
-def _widest_layer(model: ModelShape) -> dict[str, int]:
-    """Bytes per token of the arrays of the widest half layer, with the residual stream."""
+def _whole_pages(n: int) -> int:
+    return -(-n // 4096) * 4096
+
+
+def _widest_half(model: ModelShape, tokens: int, sequences: int) -> dict[str, int]:
+    """Bytes of the arrays of the widest half layer, with the residual stream."""
     b = model.dtype_bytes
-    residual = {"residual in": model.hidden * b, "residual out": model.hidden * b}
-    halves = [_mixer_arrays(layer, model.hidden, b) for layer in model.distinct_layers]
-    halves += [
-        _mlp_arrays(layer.mlp, model.hidden, b) for layer in model.distinct_layers if layer.mlp
-    ]
+    halves = []
+    for layer in model.distinct_layers:
+        half = {name: n * tokens for name, n in _mixer_arrays(layer, model.hidden, b).items()}
+        if isinstance(layer.mixer, GatedDeltaShape):
+            # A state is a value: the next one is written beside it.
+            half["next state"] = sequences * layer.mixer.state_bytes
+            half["next convolution tail"] = sequences * _tail_bytes(layer.mixer, b)
+        halves.append(half)
+        if layer.mlp is not None:
+            mlp = _mlp_arrays(layer.mlp, model.hidden, b)
+            halves.append({name: n * tokens for name, n in mlp.items()})
+    residual = {"residual in": model.hidden * b * tokens, "residual out": model.hidden * b * tokens}
     return residual | max(halves, key=lambda arrays: sum(arrays.values()))
 
 

@@ -9,6 +9,7 @@ are drawn from a seed on the spot, so its text means nothing; its memory and ari
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -55,14 +56,14 @@ def build(*, seed: int = 0, dtype: mx.Dtype = mx.bfloat16, **overrides: Any) -> 
     Args:
         seed: Seed of the weights; the global random state plays no part. Default: ``0``.
         dtype: Type of the weights and activations. Default: ``bfloat16``.
-        overrides: Entries of ``CONFIG`` to replace, such as ``vocab_size=512``.
+        overrides: Entries of the configuration to replace or add, such as ``vocab_size=512``.
 
     Returns:
         An ``mlx_lm.models.qwen3_5.Model``, evaluated, in inference mode.
 
     Raises:
         ImportError: If mlx-lm is not installed.
-        ValueError: If an override is no entry of ``CONFIG``.
+        ValueError: If an override is no entry of a Qwen3.5 configuration.
 
     Example:
         >>> model = build(vocab_size=512)
@@ -71,9 +72,9 @@ def build(*, seed: int = 0, dtype: mx.Dtype = mx.bfloat16, **overrides: Any) -> 
     """
     from mlx_lm.models import qwen3_5
 
-    unknown = sorted(set(overrides) - set(CONFIG))
-    if unknown:
-        raise ValueError(f"[embedded] expected overrides among {sorted(CONFIG)}; got {unknown}")
+    known = {field.name for field in dataclasses.fields(qwen3_5.TextModelArgs)}
+    if unknown := sorted(set(overrides) - known):
+        raise ValueError(f"[embedded] expected overrides among {sorted(known)}; got {unknown}")
     config = {**CONFIG, **overrides}
     vocab, hidden = config["vocab_size"], config["hidden_size"]
     # The embedding is drawn in place, a block of rows at a time: drawn at once, MLX would hold
