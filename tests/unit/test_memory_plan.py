@@ -104,7 +104,7 @@ def test_only_pages_grow_with_the_context(tokens, max_tokens, chunk_size, page_s
     tokens = tokens // chunk_size * chunk_size + chunk_size  # full chunks
     one, more = plan(tokens), plan(tokens + 64 * 513 * chunk_size)
     # Attention with few queries splits the keys: a row of partial results for each split.
-    assert 0 <= more.fixed_bytes - one.fixed_bytes <= 2 * batch * (more.tokens - one.tokens)
+    assert 0 <= more.fixed_bytes - one.fixed_bytes < 64 * batch * (more.tokens - one.tokens)
     token_bytes = 2 * 1 * 64 * 2  # K and V of one KV head of 64 in 16 bits
     held = one.kv_bytes / (batch * token_bytes)
     assert 0 <= held - (tokens + max_tokens) < page_size
