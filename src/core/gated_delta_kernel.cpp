@@ -326,14 +326,7 @@ struct Tile {  // VECTORS * W value columns of a slice
   // Rows [i, i + ROWS) of the state.
   template <int ROWS>
   void write(int i) const {
-    const vf last = splat(head.last[0]), rest = splat(head.last[1]);
-    vf acc[ROWS][VECTORS];
-    CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
-      CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
-        const vf s = load(state + (i + r) * SLICE + j * W);
-        acc[r][j] = last * s + rest * s;
-      }
-    }
+    vf acc[ROWS][VECTORS] = {};
     const float *k = chunk.k + i, *b = vd;
     for (int t = 0; t < chunk.rows; t++, k += chunk.ld, b += SLICE) {
       vf bt[VECTORS];
@@ -343,9 +336,13 @@ struct Tile {  // VECTORS * W value columns of a slice
         CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) acc[r][j] = x * bt[j] + acc[r][j];
       }
     }
+    // The state joins last: it is rounded once per chunk, not once per row.
+    const vf last = splat(head.last[0]), rest = splat(head.last[1]);
     CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
       CHUNKDELTA_UNROLL for (int j = 0; j < VECTORS; j++) {
-        store(state + (i + r) * SLICE + j * W, acc[r][j]);
+        float* p = state + (i + r) * SLICE + j * W;
+        const vf s = load(p);
+        store(p, last * s + (rest * s + acc[r][j]));
       }
     }
   }

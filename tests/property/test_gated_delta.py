@@ -1,5 +1,6 @@
 """Gated delta calls of any shape against float64, and the laws that hold between calls."""
 
+import itertools
 import os
 
 import chunkdelta
@@ -53,7 +54,7 @@ def test_cuts_change_no_meaning(call, cuts):
     state = arguments.pop("initial_state", None)
     edges = [0, *sorted(min(cut, call.tokens) for cut in cuts), call.tokens]
     parts = []
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
+    for begin, end in itertools.pairwise(edges):
         rows = {
             name: a[:, begin:end] if isinstance(a, mx.array) else a for name, a in arguments.items()
         }
@@ -75,7 +76,7 @@ def test_a_packed_sequence_is_the_sequence_alone(call):
     o, states = chunkdelta.chunk_gated_delta_rule(**arguments)
     offsets = arguments.pop("cu_seqlens")
     initial = arguments.pop("initial_state", None)
-    for i, (begin, end) in enumerate(zip(offsets[:-1], offsets[1:], strict=True)):
+    for i, (begin, end) in enumerate(itertools.pairwise(offsets)):
         rows = {
             name: a[:, begin:end] if isinstance(a, mx.array) else a for name, a in arguments.items()
         }
