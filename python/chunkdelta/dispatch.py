@@ -48,8 +48,8 @@ def explain(op: str, *, backend: Backend | None = None, **call: Any) -> Explanat
     asking here. The answer for ``"metal"`` is the launch plan itself, so it can be had on any machine.
 
     Args:
-        op: ``"chunk_gated_delta_rule"``, ``"gated_delta_step"``, ``"paged_attention"``,
-            ``"append_kv"``, ``"causal_conv1d"`` or ``"rope"``.
+        op: ``"chunk_gated_delta_rule"``, ``"gated_delta_step"``, ``"gated_delta_gates"``,
+            ``"paged_attention"``, ``"append_kv"``, ``"causal_conv1d"`` or ``"rope"``.
         backend: ``"cpu"`` or ``"metal"``. Default: that of MLX's default device.
         call: shapes and options of the call. For the gated delta rule ``tokens``, ``num_k_heads``,
             ``num_v_heads``, ``head_k_dim``, ``head_v_dim`` and optionally ``batch``, ``cu_seqlens``,
@@ -129,6 +129,10 @@ def _gated_delta(**call: Any) -> Any:
     return _ext.plans.gated_delta(**call)
 
 
+def _gated_delta_gates(*, tokens: int, num_v_heads: int, dtype: str, **options: Any) -> Any:
+    return _ext.plans.gated_delta_gates(dtype, tokens, num_v_heads, **options)
+
+
 def _paged_attention(
     *,
     queries: int | Sequence[int],
@@ -205,6 +209,7 @@ _METAL: dict[str, Any] = {
     "append_kv": _append_kv,
     "causal_conv1d": _causal_conv1d,
     "chunk_gated_delta_rule": _gated_delta,
+    "gated_delta_gates": _gated_delta_gates,
     "gated_delta_step": lambda **call: _gated_delta(tokens=1, **call),
     "paged_attention": _paged_attention,
     "rope": _rope,

@@ -18,6 +18,7 @@ void bind_plan_append_kv(nanobind::module_& plans);
 void bind_plan_causal_conv1d(nanobind::module_& plans);
 void bind_plan_paged_attention(nanobind::module_& plans);
 void bind_plan_gated_delta(nanobind::module_& plans);
+void bind_plan_gated_delta_gates(nanobind::module_& plans);
 void bind_plan_rope(nanobind::module_& plans);
 
 }  // namespace chunkdelta

@@ -21,5 +21,6 @@ NB_MODULE(_ext, m) {
   chunkdelta::bind_plan_causal_conv1d(plans);
   chunkdelta::bind_plan_paged_attention(plans);
   chunkdelta::bind_plan_gated_delta(plans);
+  chunkdelta::bind_plan_gated_delta_gates(plans);
   chunkdelta::bind_plan_rope(plans);
 }

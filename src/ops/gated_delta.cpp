@@ -5,6 +5,8 @@
 #include <limits>
 #include <memory>
 
+#include "core/plans/gated_delta_gates.h"
+#include "metal/encoder.h"
 #include "mlx/allocator.h"
 #include "mlx/backend/cpu/encoder.h"
 #include "ops/pool.h"
@@ -270,6 +272,12 @@ bool GatedDeltaGatesOp::is_equivalent(const mx::Primitive& other) const {
   return same_bound && beta_scale_ == o.beta_scale_;
 }
 
+GatedDeltaGates GatedDeltaGatesOp::options(const mx::array& a) const {
+  const int64_t heads = a.shape(-1);
+  return {static_cast<int64_t>(a.size()) / heads, heads, core_dtype("gated_delta_gates", "a", a),
+          lower_bound_, beta_scale_};
+}
+
 void GatedDeltaGatesOp::eval_cpu(const std::vector<mx::array>& inputs,
                                  std::vector<mx::array>& outputs) {
   auto& encoder = mx::cpu::get_command_encoder(stream());
@@ -278,19 +286,25 @@ void GatedDeltaGatesOp::eval_cpu(const std::vector<mx::array>& inputs,
     output.set_data(mx::allocator::malloc(output.nbytes()));
     encoder.set_output_array(output);
   }
-  const int64_t heads = inputs[0].shape(-1);
-  const GatedDeltaGates options{static_cast<int64_t>(inputs[0].size()) / heads, heads,
-                                core_dtype("gated_delta_gates", "a", inputs[0]), lower_bound_,
-                                beta_scale_};
-  encoder.dispatch([options, a = inputs[0].data<void>(), b = inputs[1].data<void>(),
-                    a_log = inputs[2].data<float>(), dt_bias = inputs[3].data<float>(),
-                    g = outputs[0].data<float>(), beta = outputs[1].data<float>()] {
+  encoder.dispatch([options = options(inputs[0]), a = inputs[0].data<void>(),
+                    b = inputs[1].data<void>(), a_log = inputs[2].data<float>(),
+                    dt_bias = inputs[3].data<float>(), g = outputs[0].data<float>(),
+                    beta = outputs[1].data<float>()] {
     gated_delta_gates(options, a, b, a_log, dt_bias, g, beta);
   });
 }
 
-void GatedDeltaGatesOp::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[gated_delta_gates] built without Metal");
+void GatedDeltaGatesOp::eval_gpu(const std::vector<mx::array>& inputs,
+                                 std::vector<mx::array>& outputs) {
+  for (mx::array& output : outputs) output.set_data(mx::allocator::malloc(output.nbytes()));
+  encode_plan(plan_gated_delta_gates(options(inputs[0])),
+              {{"a", inputs[0]},
+               {"b", inputs[1]},
+               {"A_log", inputs[2]},
+               {"dt_bias", inputs[3]},
+               {"g", outputs[0]},
+               {"beta", outputs[1]}},
+              stream());
 }
 
 }  // namespace chunkdelta

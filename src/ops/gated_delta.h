@@ -81,6 +81,8 @@ class GatedDeltaGatesOp : public mx::Primitive {
   }
 
  private:
+  GatedDeltaGates options(const mx::array& a) const;
+
   float lower_bound_, beta_scale_;
 };
 

@@ -19,6 +19,9 @@ PLANS = {
         "bfloat16", 9, 5, 80, [1.0, 0.1, 0.01], [0, 1, 2], traditional=True
     ),
     "rope-empty": lambda: plans.rope("float32", 0, 5, 64, [1.0], [0]),
+    "gated_delta_gates-bounded": lambda: plans.gated_delta_gates(
+        "bfloat16", 9, 48, lower_bound=-5.0
+    ),
     "gated_delta-pooled": lambda: plans.gated_delta(
         dtype="bfloat16",
         tokens=150,

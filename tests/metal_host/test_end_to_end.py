@@ -75,6 +75,20 @@ class MetalOps:
         done = self.run(plan, arrays, outputs)
         return device(done["y"]), device(done["state"])
 
+    def gated_delta_gates(self, a, b, A_log, dt_bias, *, allow_neg_eigval=False):
+        rows, heads = a.size // a.shape[-1], a.shape[-1]
+        plan = plans.gated_delta_gates(
+            NAMES[a.dtype], rows, heads, allow_neg_eigval=allow_neg_eigval
+        )
+        arrays = {"a": host(a), "b": host(b)}
+        arrays |= {
+            "A_log": host(A_log.astype(mx.float32)),
+            "dt_bias": host(dt_bias.astype(mx.float32)),
+        }
+        outputs = {name: np.empty(a.shape, np.float32) for name in ("g", "beta")}
+        done = self.run(plan, arrays, outputs)
+        return device(done["g"]), device(done["beta"])
+
     def chunk_gated_delta_rule(
         self, q, k, v, g, beta, *, initial_state=None, cu_seqlens=None, qk_l2norm=False
     ):
@@ -162,7 +176,12 @@ class MetalOps:
 @pytest.fixture
 def metal(monkeypatch, request):
     ops = MetalOps(request.param)
-    for name in ("causal_conv1d", "chunk_gated_delta_rule", "gated_delta_step"):
+    for name in (
+        "causal_conv1d",
+        "gated_delta_gates",
+        "chunk_gated_delta_rule",
+        "gated_delta_step",
+    ):
         monkeypatch.setattr(f"chunkdelta.models.steps.{name}", getattr(ops, name))
     for name in ("append_kv", "paged_attention"):
         monkeypatch.setattr(f"chunkdelta.cache.kv_cache.{name}", getattr(ops, name))
@@ -192,7 +211,17 @@ def test_default_model_through_metal_plans(metal, dtype, kv_format, monkeypatch)
     tokens = np.random.default_rng(0).integers(0, 256, 70).tolist()
     ours = run(model, tokens, kv_format)
     names = " ".join(metal.kernels)
-    for kernel in ("prep", "scan", "sequential", "causal_conv1d", "append_kv", "flash", "decode"):
+    kernels = (
+        "prep",
+        "scan",
+        "sequential",
+        "gates",
+        "causal_conv1d",
+        "append_kv",
+        "flash",
+        "decode",
+    )
+    for kernel in kernels:
         assert kernel in names, f"no {kernel} kernel among {names}"
 
     monkeypatch.undo()
