@@ -239,3 +239,18 @@ def test_sharded_layers_run_on_their_heads():
     got = accelerate(model)(tokens, cache=model.make_cache())
     assert mx.allclose(got, want, atol=1e-4)
     assert mx.allclose(model.head(model.body(tokens, model.make_cache())), want, atol=1e-4)
+
+
+TRANSFORMATIONS = {
+    "compile": lambda model, tokens: mx.compile(lambda t: model(t))(tokens),
+    "grad": lambda model, tokens: nn.value_and_grad(model, lambda m, t: m(t).sum())(model, tokens),
+    "vmap": lambda model, tokens: mx.vmap(lambda t: model(t[None]))(tokens),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMATIONS)
+def test_transformations_are_refused(transform: str):
+    model = accelerate(build("qwen3_5"))
+    with pytest.raises(ValueError, match=r"outside mx.compile, mx.grad and mx.vmap"):
+        TRANSFORMATIONS[transform](model, prompt(10))
+    assert model(prompt(10)).shape == (1, 10, 128)
