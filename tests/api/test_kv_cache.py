@@ -209,6 +209,24 @@ def test_a_refused_append_gives_its_slots_back():
     step(cache, [row], 14, [14])
 
 
+def test_a_refusal_in_one_pool_leaves_the_rows_of_the_other():
+    """Two pools in one batch; the second one's lack of room shows only after the first has
+    appended, when another thread has taken its pages."""
+    big, small = pool(), pool(pages=2)
+    batch = PagedKVCache.merge([PagedKVCache(big), PagedKVCache(small)])
+    rows = [Sequence(20), Sequence(21)]
+    step(batch, rows, 10, [10, 10])
+    batch.check = lambda rows, columns: None  # room was there when it was asked for
+    x = mx.zeros((60, HEADS, DIM))
+    with pytest.raises(ValueError, match=r"\[kv_cache\] expected at most 1 new pages"):
+        batch.update_and_attend(
+            x, x[:, :KV_HEADS], x[:, :KV_HEADS], scale=SCALE, rows=2, columns=30
+        )
+    assert batch.lengths == [10, 10]
+    assert (held(big), held(small)) == (1, 1)
+    step(batch, rows, 20, [20, 20])
+
+
 def test_growing_pools_add_slabs():
     p = pool(pages=2, growable=True)
     cache, row = PagedKVCache(p), Sequence(11)

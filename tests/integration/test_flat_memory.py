@@ -21,6 +21,7 @@ def active(model, cache, chunks: int, size: int) -> list[int]:
     held = []
     for _ in range(chunks):
         mx.eval(model.body(tokens, cache)[:, -1:], [c.state for c in cache])
+        mx.synchronize()
         held.append(mx.get_active_memory())
     return held
 
@@ -30,14 +31,15 @@ def test_active_memory_is_flat_over_100_chunks(model, size: int):
     """No graph that grows, no slice that pins its buffer: fixed caches, fixed memory."""
     cache = chunkdelta.make_cache(model, max_tokens=103 * size)
     held = active(model, cache, 103, size)
-    assert max(held[3:]) - min(held[3:]) <= 4096  # index arrays of a chunk
+    # A retained row of one chunk's activations (256 bytes) in each would show as 12,800 bytes.
+    assert max(held[53:]) - max(held[3:53]) <= 4096
 
 
 def test_growing_caches_hold_their_tokens_and_at_most_a_third_more(model):
     cache = model.make_cache()
-    active(model, cache, 40, 200)
+    active(model, cache, 20, 256)
     p = cache[3].pool
-    assert 8000 <= p.capacity <= 1.5 * 8000 + 2048
+    assert 5120 <= p.capacity <= 1.5 * 5120 + 2048
     assert p.pages.num_slabs <= 5
 
 

@@ -154,31 +154,41 @@ class PagedKVCache:
         counts = self.counts(rows, columns)
         if self._rows is None:
             self._rows = [_Row.new(self.pool) for _ in range(rows)]
-        groups = self._groups()
-        if len(groups) == 1:
-            out = _attend(groups[0][0], self._rows, counts, queries, keys, values, scale=scale)
-        else:
-            starts = [0, *accumulate(counts)]
-            parts, order = [], []
-            for pool, members in groups:
-                where = np.concatenate(
-                    [np.arange(starts[b], starts[b] + counts[b]) for b in members]
-                )
-                index = mx.array(where.astype(np.int32))
-                parts.append(
-                    _attend(
-                        pool,
-                        [self._rows[b] for b in members],
-                        [counts[b] for b in members],
-                        *(mx.take(x, index, axis=0) for x in (queries, keys, values)),
-                        scale=scale,
-                    )
-                )
-                order.append(where)
-            back = np.argsort(np.concatenate(order)).astype(np.int32)
-            out = mx.take(mx.concatenate(parts), mx.array(back), axis=0)
+        before = self.lengths
+        try:
+            out = self._attend_in_groups(counts, queries, keys, values, scale)
+        except Exception:
+            for row, length in zip(self._rows, before, strict=True):
+                row.table.trim(row.table.length - length)
+            raise
         self.advance(columns)
         return out
+
+    def _attend_in_groups(
+        self, counts: Sequence[int], q: mx.array, k: mx.array, v: mx.array, scale: float
+    ) -> mx.array:
+        """One call for each pool that rows are in; one in all, unless caches were made apart."""
+        rows = self._rows or []
+        groups = self._groups()
+        if len(groups) == 1:
+            return _attend(groups[0][0], [r.table for r in rows], counts, q, k, v, scale)
+        starts = [0, *accumulate(counts)]
+        parts, order = [], []
+        for pool, members in groups:
+            where = np.concatenate([np.arange(starts[b], starts[b + 1]) for b in members])
+            index = mx.array(where.astype(np.int32))
+            parts.append(
+                _attend(
+                    pool,
+                    [rows[b].table for b in members],
+                    [counts[b] for b in members],
+                    *(mx.take(x, index, axis=0) for x in (q, k, v)),
+                    scale,
+                )
+            )
+            order.append(where)
+        back = np.argsort(np.concatenate(order)).astype(np.int32)
+        return mx.take(mx.concatenate(parts), mx.array(back), axis=0)
 
     def advance(self, columns: int) -> None:
         """Columns have passed, their tokens appended."""
@@ -277,15 +287,15 @@ class PagedKVCache:
     def filter(self, batch_indices: Iterable[int]) -> None:
         """Keep the rows of ``batch_indices``, in that order; the others' pages are free."""
         keep = host_ints(batch_indices)
-        rows = self._rows or []
+        rows = [_Row.new(self.pool)] if self._rows is None else self._rows
         self._rows = [rows[i].fork() if i in keep[:n] else rows[i] for n, i in enumerate(keep)]
         self._padding.filter(keep)
 
     def extract(self, idx: int) -> PagedKVCache:
         """Row ``idx`` as a cache of its own; pages are shared, not copied."""
-        rows = self._rows or []
-        cache = PagedKVCache(rows[idx].pool)
-        cache._rows = [rows[idx].fork()]
+        row = self._forks()[idx] if self._rows is None else self._rows[idx].fork()
+        cache = PagedKVCache(row.pool)
+        cache._rows = [row]
         return cache
 
     def __deepcopy__(self, memo: dict[int, Any]) -> PagedKVCache:
@@ -434,23 +444,15 @@ class SharedPools:
 
 def _attend(
     pool: KVPool,
-    rows: Sequence[_Row],
+    tables: Sequence[PageTable],
     counts: Sequence[int],
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    *,
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
     scale: float,
 ) -> mx.array:
     """Append and attend for rows of one pool; their tokens are packed in the rows' order."""
-    tables = [row.table for row in rows]
     slots = pool.extend(list(zip(tables, counts, strict=True)))
-    try:
-        append_kv(pool.pages, keys, values, slots)
-        metadata = batch_metadata(tables, counts)
-        out = paged_attention(queries, pool.pages, metadata=metadata, scale=scale)
-        return cast(mx.array, out)
-    except ValueError:
-        for table, count in zip(tables, counts, strict=True):
-            table.trim(count)
-        raise
+    append_kv(pool.pages, k, v, slots)
+    metadata = batch_metadata(tables, counts)
+    return cast(mx.array, paged_attention(q, pool.pages, metadata=metadata, scale=scale))
