@@ -122,8 +122,8 @@ template <MemoryClass M>
 const Access* find_conflict(const Cell& cell, bool write, bool atomic, bool atomics) {
   if (conflicts<M>(cell.write, atomic)) return &cell.write;
   const Access* found = write ? find_conflict<M>(cell.reads, atomic) : nullptr;
-  if (!atomics || atomic || found)
-    return found;  // atomic accesses do not conflict among themselves
+  // Atomic accesses do not conflict among themselves.
+  if (!atomics || atomic || found) return found;
   found = find_conflict<M>(cell.atomic_writes, atomic);
   return found || !write ? found : find_conflict<M>(cell.atomic_reads, atomic);
 }

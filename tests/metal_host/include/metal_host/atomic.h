@@ -2,19 +2,7 @@
 // __tsan_atomic calls.
 #pragma once
 
-namespace metal {
-template <class T>
-struct _atomic {
-  T value;
-};
-template <class T>
-using atomic = _atomic<T>;
-typedef atomic<int> atomic_int;
-typedef atomic<uint> atomic_uint;
-typedef atomic<ulong> atomic_ulong;
-typedef atomic<float> atomic_float;
-typedef atomic<bool> atomic_bool;
-}  // namespace metal
+#include "atomic_types.h"
 
 namespace metal_host {
 template <class T>
@@ -88,17 +76,5 @@ MH_FN bool atomic_compare_exchange_weak_explicit(volatile _atomic<T>* p, T* expe
   return done;
 }
 
-struct os_log {
-  template <class... A>
-  constexpr os_log(A...) {}
-  template <class... A>
-  void log(const char*, A...) const {}
-  template <class... A>
-  void log_debug(const char*, A...) const {}
-  template <class... A>
-  void log_info(const char*, A...) const {}
-  template <class... A>
-  void log_error(const char*, A...) const {}
-};
 constexpr os_log os_log_default;
 }  // namespace metal

@@ -1,18 +1,9 @@
 // Atomics, in device and threadgroup memory; and logging.
 #pragma once
 
+#include "../../include/metal_host/atomic_types.h"
+
 namespace metal {
-template <class T>
-struct _atomic {
-  T value;
-};
-template <class T>
-using atomic = _atomic<T>;
-typedef atomic<int> atomic_int;
-typedef atomic<uint> atomic_uint;
-typedef atomic<ulong> atomic_ulong;
-typedef atomic<float> atomic_float;
-typedef atomic<bool> atomic_bool;
 template <class T>
 struct identity {
   typedef T type;
@@ -40,17 +31,4 @@ struct identity {
   MH_READ_MODIFY_WRITE(SPACE, fetch_xor)
 MH_ATOMICS(MH_DEVICE)
 MH_ATOMICS(MH_THREADGROUP)
-
-struct os_log {
-  template <class... A>
-  constexpr os_log(A...) {}
-  template <class... A>
-  void log(A...) const {}
-  template <class... A>
-  void log_debug(A...) const {}
-  template <class... A>
-  void log_info(A...) const {}
-  template <class... A>
-  void log_error(A...) const {}
-};
 }  // namespace metal
