@@ -142,7 +142,8 @@ def _rope() -> Iterator[Case]:
     ]
     for (label, shape, options), dtype in itertools.product(shapes, DTYPES):
         name = f"T={shape[0]} H={shape[1]} D={shape[2]} {label}"
-        yield Case("rope", dtype, name, partial(_run_rope, shape, options, dtype))
+        run = partial(_run_rope, shape, options, dtype)
+        yield Case("rope", dtype, name, run, partial(_ext.plans.rope, dtype, *shape, [1.0], [0]))
 
 
 def _run_rope(shape: tuple[int, int, int], options: dict[str, Any], dtype: str) -> list[Part]:
@@ -156,7 +157,13 @@ def _run_rope(shape: tuple[int, int, int], options: dict[str, Any], dtype: str) 
 
 def _gated_delta_gates() -> Iterator[Case]:
     for dtype in DTYPES:
-        yield Case("gated_delta_gates", dtype, "T=65 Hv=6", partial(_run_gates, dtype))
+        yield Case(
+            "gated_delta_gates",
+            dtype,
+            "T=65 Hv=6",
+            partial(_run_gates, dtype),
+            partial(_ext.plans.gated_delta_gates, dtype, 65, 6),
+        )
 
 
 def _run_gates(dtype: str) -> list[Part]:
@@ -267,7 +274,10 @@ def _plan_gated_delta(sizes: list[int], options: dict[str, Any], dtype: str) -> 
 
 def _gated_delta_step() -> Iterator[Case]:
     for dtype in DTYPES:
-        yield Case("gated_delta_step", dtype, "B=3 Hk=2 Hv=4 D=128", partial(_run_step, dtype))
+        plan = partial(_plan_gated_delta, [3, 1, 2, 4, 128, 128], {"state": True}, dtype)
+        yield Case(
+            "gated_delta_step", dtype, "B=3 Hk=2 Hv=4 D=128", partial(_run_step, dtype), plan
+        )
 
 
 def _run_step(dtype: str) -> list[Part]:
@@ -416,7 +426,13 @@ def _plan_paged_attention(
 
 def _merge_states() -> Iterator[Case]:
     for dtype in DTYPES:
-        yield Case("merge_states", dtype, "S=3 T=19 H=4 D=64", partial(_run_merge, dtype))
+        yield Case(
+            "merge_states",
+            dtype,
+            "S=3 T=19 H=4 D=64",
+            partial(_run_merge, dtype),
+            partial(_ext.plans.merge_states, dtype, 3, 19, 4, 64),
+        )
 
 
 def _run_merge(dtype: str) -> list[Part]:

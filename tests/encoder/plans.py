@@ -15,6 +15,7 @@ PLANS = {
     ),
     "causal_conv1d-mask": lambda: plans.causal_conv1d("float32", 5, 3, [0, 33], mask=True),
     "causal_conv1d-split": lambda: plans.causal_conv1d("float16", 8192, 4, [0, 40_000]),
+    "merge_states-three": lambda: plans.merge_states("bfloat16", 3, 7, 4, 64),
     "rope-mrope": lambda: plans.rope(
         "bfloat16", 9, 5, 80, [1.0, 0.1, 0.01], [0, 1, 2], traditional=True
     ),
