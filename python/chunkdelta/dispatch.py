@@ -108,15 +108,18 @@ def _cpu(op: str, call: dict[str, Any]) -> tuple[str, str, int | None]:
             None,
         )
     if op == "paged_attention":
-        queries = max(_lengths(call["queries"]))
-        workspace = None
-        if queries <= 8:
-            why = (
-                f"{queries} queries a sequence: keys split into tasks, read straight from the pages"
-            )
-        else:
-            why = "segments of at most 4,096 keys, each gathered and decoded once per KV head"
-        return "paged_attention", f"{why}, {threads}", workspace
+        q_lens, seq_lens = _lengths(call["queries"]), _lengths(call["keys"])
+        heads = call["num_q_heads"], call["num_kv_heads"]
+        head_dim = stored_head_dim(
+            call["head_dim"], *parse_kv_format(call.get("kv_format", "bf16"))
+        )
+        masks = {"causal": call.get("causal", True), "window": call.get("window") or 0}
+        offsets = [0, *np.cumsum(q_lens).tolist()]
+        kernel, why = _ext.explain_paged_attention(seq_lens, offsets, *heads, head_dim, **masks)
+        workspace = _ext.paged_attention_workspace(
+            seq_lens, offsets, *heads, head_dim, **masks, threads=_ext.num_threads()
+        )
+        return kernel, f"{why}, {threads}", workspace
     return op, f"{threads} over rows", None
 
 

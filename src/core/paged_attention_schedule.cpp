@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <sstream>
 
-#include "core/isa.h"
 #include "core/page_codec_kernel.h"
 #include "core/paged_attention_kernel.h"
 
@@ -101,13 +100,13 @@ std::pair<std::string, std::string> explain_paged_attention(
   }
   std::ostringstream kernel, reason;
   if (packed) {
-    kernel << "cpu_segments_" << isa_name(active_isa());
+    kernel << "paged_attention_segments";
     reason << packed << " groups of up to " << packed_rows << " rows (queries x " << group
            << " q heads of a KV head), more than " << kSplitRows
            << ": keys are decoded once per segment of " << kSegmentKeys;
   }
   if (split) {
-    kernel << (packed ? "+" : "") << "cpu_split_keys_" << isa_name(active_isa());
+    kernel << (packed ? " + " : "") << "paged_attention_split_keys";
     reason << (packed ? "; " : "") << split << " groups of up to " << split_rows
            << " rows, at most " << kSplitRows << ": keys are read from the pages by " << tasks
            << " tasks";

@@ -1,5 +1,7 @@
 """Paged attention over random batches, formats and options, and its invariances."""
 
+import os
+
 import chunkdelta
 import mlx.core as mx
 import numpy as np
@@ -7,6 +9,9 @@ from chunkdelta.testing.attention import PagedBatch
 from chunkdelta.testing.attention_strategies import attention_options, paged_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+# CHUNKDELTA_FUZZ is read by the tests only: the number of cases of a long run.
+FUZZ = int(os.environ.get("CHUNKDELTA_FUZZ", "30"))
 
 
 def relative(a, b):
@@ -20,10 +25,12 @@ def attend(batch, options):
     return np.array(o.astype(mx.float32), np.float64), np.array(lse, np.float64)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=FUZZ, deadline=None)
 @given(batch=paged_batches(), data=st.data())
 def test_error_is_at_most_twice_that_of_the_plain_computation(batch, data):
     options = data.draw(attention_options(batch.num_q_heads))
+    if data.draw(st.booleans(), "strided"):
+        batch.q = mx.contiguous(batch.q.transpose(1, 2, 0)).transpose(2, 0, 1)
     o, lse = attend(batch, options)
     expected, expected_lse = batch.naive(**options)
     assert np.isfinite(o).all()  # unused slots hold NaN
@@ -37,7 +44,7 @@ def test_error_is_at_most_twice_that_of_the_plain_computation(batch, data):
     assert np.abs(lse[seen] - expected_lse[seen]).max(initial=0) <= 4e-6 * magnitude
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FUZZ, deadline=None)
 @given(
     length=st.integers(1, 400),
     cuts=st.lists(st.integers(0, 400), max_size=4),
@@ -66,7 +73,7 @@ def test_chunks_say_what_the_whole_says(length, cuts, head_dim, window):
     assert relative(got, expected) <= 2 * error + 2**-22
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FUZZ, deadline=None)
 @given(batch=paged_batches(), seed=st.integers(0, 2**32 - 1), data=st.data())
 def test_where_pages_lie_changes_no_bit(batch, seed, data):
     options = data.draw(attention_options(batch.num_q_heads))
@@ -83,7 +90,7 @@ def test_where_pages_lie_changes_no_bit(batch, seed, data):
     assert np.array_equal(before[1], after[1])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FUZZ, deadline=None)
 @given(batch=paged_batches(), data=st.data())
 def test_sequences_do_not_see_each_other(batch, data):
     options = data.draw(attention_options(batch.num_q_heads))
@@ -101,7 +108,7 @@ def test_sequences_do_not_see_each_other(batch, data):
         assert np.array_equal(np.array(alone.astype(mx.float32)), together[begin:end])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=FUZZ, deadline=None)
 @given(
     length=st.integers(32, 300),
     queries=st.integers(1, 20),

@@ -9,7 +9,6 @@ import chunkdelta
 import mlx.core as mx
 import numpy as np
 import pytest
-from chunkdelta.ops.paged_attention import _explain
 from chunkdelta.testing.attention import PagedBatch
 
 CASES = {
@@ -251,19 +250,33 @@ def test_workspace_is_what_the_formula_says():
 @pytest.mark.parametrize(
     ("q_lens", "kernel", "reason"),
     [
-        ([512], "cpu_segments_ISA", "2 groups of up to 1024 rows"),
-        ([1, 1], "cpu_split_keys_ISA", "4 groups of up to 2 rows"),
-        ([17, 16], "cpu_segments_ISA+cpu_split_keys_ISA", "2 groups of up to 34 rows"),
+        ([512], "paged_attention_segments", "2 groups of up to 1024 rows"),
+        ([1, 1], "paged_attention_split_keys", "4 groups of up to 2 rows"),
+        (
+            [17, 16],
+            "paged_attention_segments + paged_attention_split_keys",
+            "2 groups of up to 34 rows",
+        ),
         ([0], "none", "there are no queries"),
     ],
     ids=["prefill", "decode", "both", "nothing"],
 )
 def test_explain_names_the_kernel_and_why(q_lens, kernel, reason):
-    got = _explain(
-        q_lens=q_lens, seq_lens=[1000] * len(q_lens), num_q_heads=4, num_kv_heads=2, head_dim=64
+    keys = [1000] * len(q_lens)
+    got = chunkdelta.explain(
+        "paged_attention",
+        backend="cpu",
+        queries=q_lens,
+        keys=keys,
+        num_q_heads=4,
+        num_kv_heads=2,
+        head_dim=64,
     )
-    assert got[0] == kernel.replace("ISA", chunkdelta._ext.active_isa())
-    assert reason in got[1]
+    assert got.kernels == ((f"{kernel} ({chunkdelta._ext.active_isa()})", 1),)
+    assert reason in got.why
+    assert got.scratch_bytes == chunkdelta._ext.paged_attention_workspace(
+        keys, [0, *np.cumsum(q_lens).tolist()], 4, 2, 64, True, 0, chunkdelta._ext.num_threads()
+    )
 
 
 def test_more_keys_than_16_bits_count():

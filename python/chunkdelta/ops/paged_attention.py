@@ -147,26 +147,3 @@ def paged_attention(
     options = (scale, causal, window, softcap, sinks, return_lse)
     results = attend(q, metadata, options, stream)
     return (results[0], results[1]) if return_lse else results[0]
-
-
-def _explain(
-    *,
-    q_lens: Sequence[int],
-    seq_lens: Sequence[int],
-    num_q_heads: int,
-    num_kv_heads: int,
-    head_dim: int,
-    causal: bool = True,
-    window: int | None = None,
-) -> tuple[str, str]:
-    """Kernels that run on the CPU for such a batch, and the reason in a sentence."""
-    kernel, reason = _ext.explain_paged_attention(
-        list(seq_lens),
-        [0, *np.cumsum(q_lens).tolist()],
-        num_q_heads,
-        num_kv_heads,
-        head_dim,
-        causal,
-        window or 0,
-    )
-    return kernel, reason
