@@ -130,6 +130,47 @@ def preprocess(
     return done.stdout[:split], done.stdout[split:]
 
 
+@dataclass(frozen=True)
+class Translated:
+    """C++ of a Metal source: the standard library's part, its own, and what it declares."""
+
+    library: str
+    code: str
+    rewritten: Rewritten
+    entries: tuple[EntryPoint, ...]
+
+
+def translate(
+    source: str,
+    *,
+    name: str,
+    include: Sequence[str | Path] = (),
+    defines: Sequence[str] = (),
+    only: str | None = None,
+) -> Translated:
+    """Preprocesses and rewrites a Metal source; arguments and errors as for ``build``."""
+    library, user = preprocess(
+        source, name, include, defines, PACKAGE / "include", ["-I", str(generated_include())]
+    )
+    rewritten = rewrite(user)
+    entries = tuple(e for e in rewritten.entries if only is None or re.fullmatch(only, e.host_name))
+    if not entries:
+        names = ", ".join(e.host_name for e in rewritten.entries) or "none"
+        raise CompileError(f"{name}: no entry point matches {only!r}; it has: {names}")
+    code = _ADDRESS_SPACES + rewritten.text + _entry_table(rewritten, entries)
+    return Translated(library, code, rewritten, entries)
+
+
+def compile_flags(mode: str, auto_init: str = "pattern") -> list[str]:
+    """Flags of a kernel's translation unit, but for the architecture's."""
+    return [
+        *LANGUAGE_FLAGS,
+        *OBJECT_FLAGS,
+        *MODE_FLAGS[mode],
+        f"-ftrivial-auto-var-init={auto_init}",
+    ]
+
+
 def build(
     source: str,
     *,
@@ -155,30 +196,15 @@ def build(
       CompileError: with the compiler's message.
       RewriteError: the source uses a form that is not understood.
     """
-    library = PACKAGE / "include"
-    shim, user = preprocess(
-        source, name, include, defines, library, ["-I", str(generated_include())]
-    )
-    rewritten = rewrite(user)
-    entries = tuple(e for e in rewritten.entries if only is None or re.fullmatch(only, e.host_name))
-    if not entries:
-        names = ", ".join(e.host_name for e in rewritten.entries) or "none"
-        raise CompileError(f"{name}: no entry point matches {only!r}; it has: {names}")
-    code = _ADDRESS_SPACES + rewritten.text + _entry_table(rewritten, entries)
+    unit = translate(source, name=name, include=include, defines=defines, only=only)
     tools = toolchain()
-    flags = [
-        *LANGUAGE_FLAGS,
-        *OBJECT_FLAGS,
-        *tools.architecture_flags(),
-        *MODE_FLAGS[mode],
-        f"-ftrivial-auto-var-init={auto_init}",
-    ]
-    key = digest(code, _library_digest(), flags, tools.command, tools.version)
+    flags = [*compile_flags(mode, auto_init), *tools.architecture_flags()]
+    key = digest(unit.code, _library_digest(), flags, tools.command, tools.version)
     target = cache_directory() / f"{key}.so"
     cached = target.exists()
     if not cached:
-        _compile(tools, shim + code, flags, target)
-    return Built(target, rewritten, entries, cached)
+        _compile(tools, unit.library + unit.code, flags, target)
+    return Built(target, unit.rewritten, unit.entries, cached)
 
 
 def _entry_table(rewritten: Rewritten, entries: Sequence[EntryPoint]) -> str:
