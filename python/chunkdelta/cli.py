@@ -92,6 +92,8 @@ def commands() -> None:
 @click.option(
     "--kv-format", metavar="K[/V]", help="Such as f32, bf16, q8_0. [default: the model's]"
 )
+@click.option("--save-prefix", metavar="FILE", help="Keep the prompt's caches (*.safetensors).")
+@click.option("--load-prefix", metavar="FILE", help="Start from caches kept with --save-prefix.")
 @click.option("--compare", is_flag=True, help="Run stock mlx-lm too. [default of --tokens: 16384]")
 @click.option("--plot", metavar="FILE.png", help="Draw memory and tokens/s per chunk.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -103,6 +105,8 @@ def prefill(
     max_context: int,
     max_tokens: int,
     kv_format: str | None,
+    save_prefix: str | None,
+    load_prefix: str | None,
     compare: bool,
     plot: str | None,
     as_json: bool,
@@ -123,6 +127,8 @@ def prefill(
                 f"expected prompt and new tokens to fit into --max-context {max_context:,}; "
                 f"got {count:,} + {max_tokens:,}"
             )
+        if save_prefix is not None and not save_prefix.endswith(".safetensors"):
+            raise ValueError(f"expected --save-prefix to end in .safetensors; got {save_prefix}")
         job = Job(model, text)
         plan_memory(
             job.shape, count, max_tokens=max_tokens, chunk_size=chunk_size, kv_format=kv_format
@@ -137,6 +143,9 @@ def prefill(
                     chunk_size=chunk_size,
                     max_tokens=max_tokens,
                     kv_format=kv_format,
+                    load_prefix_from=load_prefix,
+                    save_prefix_to=save_prefix,
+                    fingerprint=job.fingerprint(),
                     on_chunk=show,
                     should_stop=pressed,
                 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ import numpy as np
 import psutil
 
 from chunkdelta import _ext
+from chunkdelta.cache import load_prefix, save_prefix
 from chunkdelta.loop.memory import MemoryPlan, plan_memory
 from chunkdelta.loop.prefill import prefill
 from chunkdelta.loop.shapes import ModelShape
@@ -38,17 +40,19 @@ class Run:
     seconds: float
     peak_bytes: int
     plan: MemoryPlan | None
+    reused: int = 0  # tokens that came from a file
     samples: list[ChunkSample] = field(default_factory=list)
     continuation: list[int] = field(default_factory=list)
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds
+        return (self.tokens - self.reused) / self.seconds
 
     def to_json(self) -> dict[str, Any]:
         """The run as `chunkdelta prefill --json` prints it; bytes and tokens per second."""
         result: dict[str, Any] = {
             "tokens": self.tokens,
+            **({"reused_tokens": self.reused} if self.reused else {}),
             "chunk_size": self.chunk_size,
             "tokens_per_s": round(self.tokens_per_s, 1),
         }
@@ -73,6 +77,9 @@ def run_prefill(
     max_tokens: int = 0,
     page_size: int = 64,
     kv_format: str | None = None,
+    load_prefix_from: str | None = None,
+    save_prefix_to: str | None = None,
+    fingerprint: str = "",
     on_chunk: Callable[[ChunkSample, MemoryPlan], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Run:
@@ -88,10 +95,15 @@ def run_prefill(
         max_tokens: Tokens to decode afterwards. Default: ``0``.
         page_size: Tokens in a KV page. Default: ``64``.
         kv_format: Storage format of the KV pages. Default: that of the activations.
+        load_prefix_from: Start from the prefix in this file (:func:`chunkdelta.save_prefix`); only the
+            tokens after it are computed. Default: none.
+        save_prefix_to: Keep the whole prompt in this file. Default: none.
+        fingerprint: Of the model, for both. Default: ``""``.
         on_chunk: Called with each chunk's sample and the plan.
         should_stop: Asked before each chunk.
 
     Raises:
+        ValueError: If the prefix is not one of this prompt.
         PrefillCancelled: If ``should_stop`` returned true.
     """
     from chunkdelta.models.mlx_lm import make_cache
@@ -107,6 +119,16 @@ def run_prefill(
     cache = make_cache(
         model, max_tokens=len(tokens) + max_tokens, page_size=page_size, kv_format=kv_format
     )
+    reused = 0
+    if load_prefix_from is not None:
+        held = load_prefix(load_prefix_from, cache, fingerprint=fingerprint)
+        reused = len(held)
+        if held != list(tokens[:reused]) or reused >= len(tokens):
+            raise ValueError(
+                f"expected {load_prefix_from} to hold the beginning of this prompt, shorter than its "
+                f"{len(tokens):,} tokens; got {reused:,} tokens"
+                + ("" if held == list(tokens[:reused]) else " of another text")
+            )
     _ext.release_workspace()  # what an earlier run needed is not this one's
     samples: list[ChunkSample] = []
     peak = 0
@@ -118,7 +140,7 @@ def run_prefill(
         chunk_peak = mx.get_peak_memory() + _ext.workspace_peak_bytes()
         if done:
             peak = max(peak, chunk_peak)
-            samples.append(ChunkSample(done, now - mark, chunk_peak))
+            samples.append(ChunkSample(reused + done, now - mark, chunk_peak))
             if on_chunk is not None:
                 on_chunk(samples[-1], plan)
         mx.reset_peak_memory()
@@ -127,12 +149,20 @@ def run_prefill(
 
     start = time.perf_counter()
     logits = prefill(
-        model, tokens, cache, chunk_size=chunk_size, progress=progress, should_stop=should_stop
+        model,
+        tokens[reused:],
+        cache,
+        chunk_size=chunk_size,
+        progress=progress,
+        should_stop=should_stop,
     )
     seconds = time.perf_counter() - start
     assert logits is not None
+    if save_prefix_to is not None:
+        save_prefix(save_prefix_to, tokens, cache, fingerprint=fingerprint)
     return Run(
         tokens=len(tokens),
+        reused=reused,
         chunk_size=chunk_size,
         seconds=seconds,
         peak_bytes=peak,
@@ -258,6 +288,15 @@ class Job:
                 Tokenizer() if self.model_path is None else _load_tokenizer(self.model_path)
             )
         return self._tokenizer
+
+    def fingerprint(self) -> str:
+        """What a saved prefix must agree with: the configuration and the sizes of the weights."""
+        if self.model_path is None:
+            return f"{embedded.NAME} {hashlib.sha256(repr(embedded.CONFIG).encode()).hexdigest()}"
+        h = hashlib.sha256((self.model_path / "config.json").read_bytes())
+        for path in sorted(self.model_path.glob("*.safetensors")):
+            h.update(f"{path.name} {path.stat().st_size}\n".encode())
+        return h.hexdigest()
 
     def load(self) -> Any:
         """The model, stock and with its weights in memory.

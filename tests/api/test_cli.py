@@ -318,3 +318,31 @@ def test_ctrl_c_ends_the_run_cleanly():
     assert "chunkdelta: stopped after 32 of 128 tokens" in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_a_prefix_is_kept_and_taken_up_again(tiny, tmp_path):
+    saved = tmp_path / "prefix.safetensors"
+    common = ("prefill", "--chunk-size", 64, "--max-tokens", 8, "--json")
+    first = chunkdelta(*common, "--tokens", 128, "--save-prefix", saved)
+    assert first.exit_code == 0, first.output
+    straight = chunkdelta(*common, "--tokens", 192)
+    longer = chunkdelta(*common, "--tokens", 192, "--load-prefix", saved)
+    assert longer.exit_code == 0, longer.output
+    result = json.loads(longer.stdout)
+    assert (result["tokens"], result["reused_tokens"]) == (192, 128)
+    assert "reused_tokens" not in json.loads(straight.stdout)
+
+    for tokens, sentence in ((128, "shorter than its 128 tokens; got 128"), (64, "got 128")):
+        refused = chunkdelta(*common, "--tokens", tokens, "--load-prefix", saved)
+        assert refused.exit_code == 2
+        assert sentence in refused.stderr
+    other = tmp_path / "other.txt"
+    other.write_text("Another text altogether. " * 200)
+    refused = chunkdelta(*common, "--tokens", 192, "--text", other, "--load-prefix", saved)
+    assert refused.exit_code == 2
+    assert "of another text" in refused.stderr
+    for file, sentence in (("missing.safetensors", "does not exist"), ("p.bin", "ends in")):
+        flag = "--load-prefix" if "missing" in file else "--save-prefix"
+        refused = chunkdelta(*common, "--tokens", 64, flag, tmp_path / file)
+        assert refused.exit_code == 2
+        assert sentence.replace("ends in", "to end in") in refused.stderr

@@ -57,9 +57,7 @@ class PromptCache:
         cache_type: str = "assistant",
     ) -> None:
         """Keep what ``prompt_cache`` holds of ``tokens``: the last sampled token is not in it."""
-        lengths = [
-            int(mx.max(mx.array(c.offset))) for c in prompt_cache if hasattr(c, "offset")
-        ]
+        lengths = [int(mx.max(mx.array(c.offset))) for c in prompt_cache if hasattr(c, "offset")]
         held = min([len(tokens), *lengths])
         if held:
             self.prefixes.insert(tokens[:held], prompt_cache, keys=_key(model))
