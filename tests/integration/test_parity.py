@@ -203,3 +203,38 @@ def test_float16(name: str):
     logits = run(accelerate(model), tokens, 64)
     assert logits.dtype == mx.float16
     assert _rms(logits, want) <= stock_error
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        {"rope_type": "linear", "factor": 2.0},
+        {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    ],
+    ids=lambda rope: rope["rope_type"],
+)
+def test_scaled_rotary_embeddings(rope: dict):
+    """The model's own rotary module runs, on plain prompts and on packed ones."""
+    config = {
+        "rope_parameters": rope | {"rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        "max_position_embeddings": 512,
+    }
+    rows = [prompt(n, seed=60 + n) for n in (200, 31)]
+    plain = build("qwen3_5", **config)
+    want = [plain(row) for row in rows]
+    model = accelerate(plain)
+    assert relative(run(model, rows[0], 70), want[0]) <= 1e-5
+    cache = [c.merge([c, c]) for c in model.make_cache()]
+    for c in cache:
+        c.prepare(lengths=[200, 31], right_padding=[0, 169])
+    both = mx.concatenate([rows[0], mx.pad(rows[1], [(0, 0), (0, 169)])])
+    got = run(model, both, 70, cache)
+    assert relative(got[:1], want[0]) <= 1e-5
+    assert relative(got[1:, :31], want[1]) <= 1e-5
