@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 
+import chunkdelta
 import mlx.core as mx
 import pytest
 from chunkdelta.models.mlx_lm import accelerate
@@ -193,3 +194,18 @@ def test_prompt_cache_reuses_prompts_of_hybrid_models(pair):
     assert prompts.fetch_nearest_cache("another model", second)[0] is None
     prompts.trim_to(n_sequences=0)
     assert (len(prompts), prompts.nbytes) == (0, 0)
+
+
+def test_prefill_then_generate(pair):
+    """The chunked prefill loop fills the cache that mlx-lm's loop goes on with."""
+    theirs, ours = pair
+    p = prompt(150, seed=80)[0]
+    cache = chunkdelta.make_cache(ours, max_tokens=150 + TOKENS)
+    seen = []
+    chunkdelta.prefill(
+        ours, p[:-1], cache, chunk_size=64, logits="none", progress=lambda *a: seen.append(a)
+    )
+    assert seen[-1] == (149, 149)
+    rest = generate_step(p[-1:], ours, prompt_cache=cache, max_tokens=TOKENS)
+    want = zip_take(generate_step(p, theirs), TOKENS)
+    assert [t for t, _ in rest] == [t for t, _ in want]
