@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.metal_host import CompileError, Library
-from tests.metal_host.build import build
+from tests.metal_host.build import build, generated_include
 from tests.metal_host.native import FLAGS
 from tests.metal_host.toolchain import MIN_CLANG, PACKAGE, _zig, cache_directory, toolchain
 
@@ -17,15 +17,18 @@ kernel void k(device float* y [[buffer(0)]], uint i [[thread_position_in_grid]])
 """
 
 
+CACHED = (toolchain, cache_directory, generated_include)
+
+
 @pytest.fixture
 def fresh(monkeypatch, tmp_path):
     """An empty cache directory and no memory of the compiler."""
     monkeypatch.setenv("METAL_HOST_CACHE", str(tmp_path))
-    for cached in (toolchain, cache_directory):
+    for cached in CACHED:
         cached.cache_clear()
     yield monkeypatch
     monkeypatch.undo()
-    for cached in (toolchain, cache_directory):
+    for cached in CACHED:
         cached.cache_clear()
 
 
