@@ -12,6 +12,7 @@ import numpy as np
 
 from chunkdelta import _ext
 from chunkdelta.cache.pages import parse_kv_format, stored_head_dim
+from chunkdelta.ops import gated_delta
 
 Backend = Literal["cpu", "metal"]
 
@@ -95,18 +96,8 @@ def explain(op: str, *, backend: Backend | None = None, **call: Any) -> Explanat
 
 def _cpu(op: str, call: dict[str, Any]) -> tuple[str, str, int | None]:
     threads = f"{_ext.num_threads()} threads"
-    if op == "chunk_gated_delta_rule" and call["tokens"] > 1:
-        return (
-            "gated_delta_chunk",
-            f"chunks of up to 64 rows as dense products, {threads} over value heads and their column slices",
-            None,
-        )
     if op in ("chunk_gated_delta_rule", "gated_delta_step"):
-        return (
-            "gated_delta_steps",
-            f"one token: the recurrence at memory bandwidth, {threads}",
-            None,
-        )
+        return gated_delta._explain(**call)
     if op == "paged_attention":
         q_lens, seq_lens = _lengths(call["queries"]), _lengths(call["keys"])
         heads = call["num_q_heads"], call["num_kv_heads"]

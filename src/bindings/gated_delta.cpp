@@ -2,11 +2,14 @@
 
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
 #include "bindings/host_metadata.h"
+#include "core/compute.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -55,6 +58,26 @@ void bind_gated_delta(nb::module_& m) {
       "a"_a, "b"_a, "A_log"_a, "dt_bias"_a, "lower_bound"_a.none(), "allow_neg_eigval"_a,
       "stream"_a.none());
   m.def(
+      "explain_gated_delta",
+      [](int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim,
+         const std::vector<int64_t>& lengths, int chunk_size, int64_t checkpoint_every) {
+        GatedDeltaOptions options{};
+        options.key_heads = key_heads;
+        options.value_heads = value_heads;
+        options.key_dim = key_dim;
+        options.value_dim = value_dim;
+        options.chunk_size = chunk_size;
+        options.checkpoint_every = checkpoint_every;
+        std::vector<StateSequence> sequences;
+        for (int64_t length : lengths) sequences.push_back({0, length, -1, 0, 0});
+        const GatedDeltaChoice choice = gated_delta_choice(options, sequences);
+        const GatedDeltaWorkspace bytes = gated_delta_workspace(options, sequences);
+        return std::tuple(choice.kernels, choice.why,
+                          bytes.shared + num_threads() * bytes.per_worker);
+      },
+      "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "lengths"_a, "chunk_size"_a,
+      "checkpoint_every"_a);
+  m.def(
       "gated_delta_workspace",
       [](int64_t key_heads, int64_t value_heads, int64_t key_dim, int64_t value_dim,
          const std::vector<int64_t>& lengths, int chunk_size) {
@@ -71,6 +94,7 @@ void bind_gated_delta(nb::module_& m) {
       },
       "key_heads"_a, "value_heads"_a, "key_dim"_a, "value_dim"_a, "lengths"_a,
       "chunk_size"_a = GATED_DELTA_DEFAULT_CHUNK);
+  m.attr("GATED_DELTA_DEFAULT_CHUNK") = GATED_DELTA_DEFAULT_CHUNK;
 }
 
 }  // namespace chunkdelta

@@ -71,6 +71,35 @@ class Call {
     return {static_cast<int64_t>(shared), static_cast<int64_t>(worker)};
   }
 
+  GatedDeltaChoice choice(const std::vector<StateSequence>& sequences) const {
+    const auto [short_ones, units] = split(sequences);
+    const std::string threads = std::to_string(num_threads()) + " threads over ";
+    GatedDeltaChoice choice;
+    const auto add = [](std::string& text, const std::string& more, const char* between) {
+      text += (text.empty() ? "" : between) + more;
+    };
+    if (!short_ones.empty()) {
+      add(choice.kernels, "gated_delta_steps", " + ");
+      add(choice.why,
+          std::to_string(short_ones.size()) + " sequences of at most " + std::to_string(MAX_STEPS) +
+              " rows step by step, " + threads +
+              "value heads: the chunk form would turn their states around twice",
+          "; ");
+    }
+    if (!units.empty()) {
+      add(choice.kernels, "gated_delta_chunk", " + ");
+      add(choice.why,
+          "chunks of " + std::to_string(C_) + " rows as dense products, " + threads +
+              (balanced(units)
+                   ? std::to_string(units.size()) + " key heads, whole"
+                   : "prepared chunks, then over value heads and slices of " +
+                         std::to_string(SLICE) + " value columns: whole key heads would be uneven"),
+          "; ");
+    }
+    if (choice.kernels.empty()) return {"none", "no sequences"};
+    return choice;
+  }
+
  private:
   struct Split {
     std::vector<const StateSequence*> short_ones;  // step by step
@@ -388,6 +417,13 @@ GatedDeltaWorkspace gated_delta_workspace(const GatedDeltaOptions& options,
   Compute compute;
   const GatedDeltaArrays none{};
   return Call(compute, options, none).workspace(sequences);
+}
+
+GatedDeltaChoice gated_delta_choice(const GatedDeltaOptions& options,
+                                    const std::vector<StateSequence>& sequences) {
+  Compute compute;
+  const GatedDeltaArrays none{};
+  return Call(compute, options, none).choice(sequences);
 }
 
 void gated_delta_gates(const GatedDeltaGates& options, const void* a, const void* b,

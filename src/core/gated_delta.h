@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "core/dtype.h"
@@ -78,6 +79,13 @@ struct GatedDeltaWorkspace {
 };
 GatedDeltaWorkspace gated_delta_workspace(const GatedDeltaOptions& options,
                                           const std::vector<StateSequence>& sequences);
+
+// Which kernels such a call takes, and a sentence that says why.
+struct GatedDeltaChoice {
+  std::string kernels, why;
+};
+GatedDeltaChoice gated_delta_choice(const GatedDeltaOptions& options,
+                                    const std::vector<StateSequence>& sequences);
 
 // g = -exp(A_log) softplus(a + dt_bias), or lower_bound sigmoid(exp(A_log) (a + dt_bias)) when
 // lower_bound is finite; beta = beta_scale sigmoid(b). a, b [rows, heads] dense, the rest [heads].

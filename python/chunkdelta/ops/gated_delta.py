@@ -233,3 +233,30 @@ def gated_delta_gates(
     """
     g, beta = _ext.gated_delta_gates(a, b, A_log, dt_bias, lower_bound, allow_neg_eigval, stream)
     return g, beta
+
+
+def _explain(
+    *,
+    tokens: int = 1,
+    batch: int = 1,
+    cu_seqlens: Sequence[int] | None = None,
+    num_k_heads: int,
+    num_v_heads: int,
+    head_k_dim: int,
+    head_v_dim: int,
+    chunk_size: int | None = None,
+    checkpoint_every: int | None = None,
+    **_: Any,
+) -> tuple[str, str, int]:
+    """Kernels that run on the CPU for such a call, the reason, and the workspace in bytes."""
+    lengths = [tokens] * batch if cu_seqlens is None else np.diff(cu_seqlens).tolist()
+    kernels, why, workspace = _ext.explain_gated_delta(
+        num_k_heads,
+        num_v_heads,
+        head_k_dim,
+        head_v_dim,
+        lengths,
+        chunk_size or _ext.GATED_DELTA_DEFAULT_CHUNK,
+        checkpoint_every or 0,
+    )
+    return kernels, why, workspace

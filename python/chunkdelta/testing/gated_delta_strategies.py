@@ -90,13 +90,12 @@ class GatedDeltaCall:
     @staticmethod
     def oracle(arguments: dict[str, Any]) -> tuple[F64, ...]:
         """The same call in float64, from the rounded inputs."""
-        return naive.chunk_gated_delta_rule(
-            **{
-                name: to_float64(a) if isinstance(a, mx.array) else a
-                for name, a in arguments.items()
-                if name != "chunk_size"
-            }
-        )
+        call: dict[str, Any] = {
+            name: to_float64(a) if isinstance(a, mx.array) else a
+            for name, a in arguments.items()
+            if name != "chunk_size"
+        }
+        return naive.chunk_gated_delta_rule(**call)
 
 
 @st.composite
