@@ -62,11 +62,11 @@ class Call {
     const auto [short_ones, units] = split(sequences);
     size_t shared = 0, worker = short_ones.empty() ? 0 : steps_bytes();
     if (!units.empty() && balanced(units)) {
-      worker = std::max(worker, unit_floats() * sizeof(float));
+      worker = std::max<size_t>(worker, unit_floats() * sizeof(float));
     } else if (!units.empty()) {
       const int64_t n = std::min<int64_t>(units_together(), units.size());
       shared = group_floats(n) * sizeof(float);
-      worker = std::max(worker, scratch_floats_ * sizeof(float));
+      worker = std::max<size_t>(worker, scratch_floats_ * sizeof(float));
     }
     return {static_cast<int64_t>(shared), static_cast<int64_t>(worker)};
   }
