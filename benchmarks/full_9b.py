@@ -33,7 +33,9 @@ def build(seed: int = 0) -> Any:
     for name, value in tree_flatten(model.parameters()):
         key, own = mx.random.split(key)
         if value.dtype == mx.uint32:
-            drawn = mx.random.bits(value.shape, key=own)
+            high, low = mx.random.randint(0, 1 << 16, (2, *value.shape), mx.uint32, key=own)
+            drawn = (high << 16) | low
+            del high, low
         elif name.endswith((".scales", ".biases")):
             # Weights (code - 7.5) * scale: mean 0, variance near 1 / inputs.
             inputs = value.shape[-1] * 64

@@ -23,7 +23,7 @@ MODELS = [
                  "shared_expert_intermediate_size": 64, "model_type": "qwen3_5_moe_text"},
         mx.float32, 600, 256, None, id="mixture-of-experts",
     ),
-    pytest.param(SMALL | {"intermediate_size": 2048}, mx.float32, 600, 512, None, id="wide-mlp"),
+    pytest.param(SMALL | {"intermediate_size": 2048}, mx.float32, 200, 128, None, id="wide-mlp"),
     pytest.param(
         SMALL | {"num_attention_heads": 16, "num_key_value_heads": 4, "num_hidden_layers": 8},
         mx.float32, 600, 256, None, id="more-heads-and-layers",
@@ -79,3 +79,27 @@ def test_transients_are_flat_at_9b_shapes():
     grown = last["measured_transient_bytes"] - first["measured_transient_bytes"]
     assert grown < 64 * (last["context"] - first["context"])
     assert last["measured_transient_bytes"] < last["unfused_scores_bytes"] / 4
+
+
+def test_resident_memory_of_the_default_model():
+    """From before the weights to the last chunk, the process takes the plan and little more."""
+    code = """
+import json
+from benchmarks.resident import reset_high_water, resident_bytes, resident_high_water
+from chunkdelta.measure import Job, run_prefill
+from chunkdelta.models.mlx_lm import accelerate
+job = Job()
+prompt = job.tokenize(1024)
+idle = resident_bytes()
+reset_high_water()
+run = run_prefill(accelerate(job.load()), prompt)
+plan = run.plan.total_bytes
+print(json.dumps([run.peak_bytes, plan, resident_high_water() - idle, job.shape.weight_bytes,
+                  run.plan.weight_bytes]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    measured, planned, resident, foreseen, weights = json.loads(done.stdout)
+    assert measured <= planned <= 1.10 * measured
+    assert resident <= planned + 64_000_000
+    # Before it is made, the model is planned without its norms.
+    assert foreseen <= weights <= foreseen + 10_000
