@@ -243,6 +243,15 @@ def _progress() -> Iterator[Callable[[Any, Any], None]]:
     metavar="GB",
     help="To fit in. [default: this machine's]",
 )
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(1),
+    metavar="TOKENS",
+    help="Keep a state for prefix reuse so often. [default: none]",
+)
+@click.option(
+    "--prefix-budget", type=click.FloatRange(0), default=0, metavar="GB", help="For other prompts."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     target: str,
@@ -253,6 +262,8 @@ def plan(
     kv_format: str | None,
     bits: str,
     memory: float | None,
+    checkpoint_every: int | None,
+    prefix_budget: float,
     as_json: bool,
 ) -> None:
     """Print the memory plan of MODEL: a model directory, or a named shape.
@@ -278,6 +289,8 @@ def plan(
             chunk_size=chunk_size,
             page_size=page_size,
             kv_format=kv_format,
+            checkpoints=0 if checkpoint_every is None else (tokens - 1) // checkpoint_every,
+            prefix_bytes=round(prefix_budget * 1e9),
         )
     limit = psutil.virtual_memory().total if memory is None else round(memory * 1e9)
     if as_json:

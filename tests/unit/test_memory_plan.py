@@ -1,5 +1,7 @@
 """The memory plan: its terms for known models, what fits, and that MLX is held to it."""
 
+from dataclasses import replace
+
 import chunkdelta
 import mlx.core as mx
 import pytest
@@ -233,3 +235,38 @@ def test_workspace_of_the_delta_rule_is_what_it_takes(length, heads, batch):
 
 def _pages(n):
     return -(-n // 4096) * 4096
+
+
+def test_checkpoints_and_the_prefix_cache_are_terms_of_the_plan():
+    """51.5 MB a checkpoint on Qwen3.5-9B: 15 of them in 131,072 tokens, every 8,192."""
+    shape = named_shape("9b")
+    plain = plan_memory(shape, 131072)
+    kept = plan_memory(shape, 131072, checkpoints=15, prefix_bytes=10**9)
+    assert kept.checkpoint_bytes == 15 * plain.state_bytes
+    assert kept.total_bytes - plain.total_bytes == kept.checkpoint_bytes + 10**9
+    assert 51e6 < plain.state_bytes < 52e6
+    assert kept.rows["checkpoints"] == kept.checkpoint_bytes
+    assert kept.to_json()["prefix_bytes"] == 10**9
+    room = kept.total_bytes
+    assert kept.largest_context(room) >= 131072 > kept.largest_context(room - 10**9)
+    with pytest.raises(ValueError, match="checkpoints >= 0; got -1"):
+        plan_memory(shape, 1, checkpoints=-1)
+
+
+def test_quantised_pages_of_the_9b_at_131072_tokens():
+    """What users ask for: at most 1.75 GB where 16 bits take 4.29 GB."""
+    shape = named_shape("9b")
+    assert plan_memory(shape, 131072).kv_bytes == pytest.approx(4.29e9, rel=2e-3)
+    assert plan_memory(shape, 131072, kv_format="q8_0/turbo4").kv_bytes <= 1.75e9
+
+
+@pytest.mark.parametrize("kv_format", ["q8_0_rot", "turbo4/q8_0", "q8_0/turbo4"])
+def test_rotations_are_planned(kv_format):
+    """fp32 copies of q, k, v or o, where the attention half is the widest."""
+    attention = tuple(x for x in TINY.layers if isinstance(x.mixer, AttentionShape))
+    shape = replace(TINY, layers=tuple(replace(x, mlp=None) for x in attention))
+    plain = plan_memory(shape, 64, kv_format="q8_0").chunk.transients
+    rotated = plan_memory(shape, 64, kv_format=kv_format).chunk.transients
+    extra = {name: n for name, n in rotated.items() if name not in plain}
+    assert extra
+    assert all("rotated" in name and n > 0 for name, n in extra.items())

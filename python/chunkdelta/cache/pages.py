@@ -56,6 +56,11 @@ def _codec(name: str) -> tuple[str, Rotation | None]:
     return _rotated().get(name, (name, None))
 
 
+def is_rotated(name: str) -> bool:
+    """Whether rows of the format are rotated before they are encoded."""
+    return _codec(name)[1] is not None
+
+
 def stored_head_dim(head_dim: int, k_format: str, v_format: str) -> int:
     """Values of a stored row: whole blocks of 128 where K or V is a turbo format."""
     turbo = "turbo" in (_codec(k_format)[1], _codec(v_format)[1])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from chunkdelta import _ext
-from chunkdelta.cache.pages import page_row_bytes, parse_kv_format, stored_head_dim
+from chunkdelta.cache.pages import is_rotated, page_row_bytes, parse_kv_format, stored_head_dim
 from chunkdelta.loop.chunks import plan_chunks
 from chunkdelta.loop.shapes import (
     AttentionShape,
@@ -70,6 +70,8 @@ class MemoryPlan:
         kv_format: Storage format of the pages.
         batch: Sequences of equal length.
         logit_rows: Rows of logits returned per sequence.
+        checkpoint_bytes: States of checkpoints that are kept during the prefill.
+        prefix_bytes: Budget of the prefix cache.
         rows: The terms of the sum by name, for tables.
     """
 
@@ -87,6 +89,8 @@ class MemoryPlan:
     kv_format: str
     batch: int
     logit_rows: int
+    checkpoint_bytes: int = 0
+    prefix_bytes: int = 0
     rows: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,6 +104,8 @@ class MemoryPlan:
                 "transients per chunk": self.chunk.transient_bytes,
                 "kernel workspace": self.chunk.workspace_bytes,
                 "logits": self.chunk.logits_bytes,
+                **({"checkpoints": self.checkpoint_bytes} if self.checkpoint_bytes else {}),
+                **({"prefix cache": self.prefix_bytes} if self.prefix_bytes else {}),
             },
         )
 
@@ -141,9 +147,11 @@ class MemoryPlan:
             chunk_size=self.chunk_size,
             batch=self.batch,
             logit_rows=self.logit_rows,
+            kv_format=self.kv_format,
         )
         kv = self.batch * pages * self.page_bytes
-        return self.weight_bytes + kv + self.state_bytes + chunk.total_bytes
+        kept = self.state_bytes + self.checkpoint_bytes + self.prefix_bytes
+        return self.weight_bytes + kv + kept + chunk.total_bytes
 
     def to_json(self) -> dict[str, int | str]:
         """The plan's terms as plain values, in bytes and tokens."""
@@ -158,6 +166,8 @@ class MemoryPlan:
             "transient_bytes": self.chunk.transient_bytes,
             "workspace_bytes": self.chunk.workspace_bytes,
             "logits_bytes": self.chunk.logits_bytes,
+            "checkpoint_bytes": self.checkpoint_bytes,
+            "prefix_bytes": self.prefix_bytes,
             "planned_peak_bytes": self.total_bytes,
             "one_call_bytes": self.one_call_bytes,
         }
@@ -207,6 +217,8 @@ def plan_memory(
     kv_format: str | None = None,
     batch: int = 1,
     logit_rows: int = 1,
+    checkpoints: int = 0,
+    prefix_bytes: int = 0,
 ) -> MemoryPlan:
     """Name every byte that a chunked prefill will hold, before anything is allocated.
 
@@ -220,6 +232,9 @@ def plan_memory(
             activations (``"bf16"``, or ``"f32"`` for a float32 model).
         batch: Sequences of equal length. Default: ``1``.
         logit_rows: Rows of logits that are returned per sequence; 1 for the last token's.
+        checkpoints: States kept on the way, per sequence, beside the running one; their pages are
+            the prompt's own. Default: ``0``.
+        prefix_bytes: What a :class:`PrefixCache` may hold of other prompts. Default: ``0``.
 
     Returns:
         The :class:`MemoryPlan`.
@@ -236,8 +251,13 @@ def plan_memory(
     for name, value in (("tokens", tokens), ("chunk_size", chunk_size), ("batch", batch)):
         if value < 1:
             raise ValueError(f"[plan_memory] expected {name} >= 1; got {value}")
-    if max_tokens < 0:
-        raise ValueError(f"[plan_memory] expected max_tokens >= 0; got {max_tokens}")
+    for name, value in (
+        ("max_tokens", max_tokens),
+        ("checkpoints", checkpoints),
+        ("prefix_bytes", prefix_bytes),
+    ):
+        if value < 0:
+            raise ValueError(f"[plan_memory] expected {name} >= 0; got {value}")
     if page_size < 16 or page_size % 16:
         raise ValueError(
             f"[plan_memory] expected page_size to be a multiple of 16; got {page_size}"
@@ -260,6 +280,7 @@ def plan_memory(
             chunk_size=max(b - a for a, b in plan_chunks(0, tokens, chunk_size=chunk_size)),
             batch=batch,
             logit_rows=logit_rows,
+            kv_format=kv_format,
         ),
         one_call_bytes=one_call_bytes(model, tokens, batch=batch),
         page_bytes=page_bytes,
@@ -267,6 +288,8 @@ def plan_memory(
         kv_format=kv_format,
         batch=batch,
         logit_rows=logit_rows,
+        checkpoint_bytes=batch * checkpoints * state_bytes(model),
+        prefix_bytes=prefix_bytes,
     )
 
 
@@ -302,13 +325,19 @@ def one_call_bytes(model: ModelShape, tokens: int, *, batch: int = 1) -> int:
     kv = sum(2 * x.num_kv_heads * x.head_dim * b for x in model.attention_layers) * tokens
     scores = max((x.num_heads for x in model.attention_layers), default=0) * tokens * tokens * b
     logits = tokens * model.vocab * b
-    layer = sum(_widest_half(model, tokens, 1).values())
+    layer = sum(_widest_half(model, tokens, 1, "bf16").values())
     per_sequence = kv + state_bytes(model) + layer + max(scores, logits)
     return model.weight_bytes + batch * per_sequence
 
 
 def plan_chunk(
-    model: ModelShape, *, context: int, chunk_size: int, batch: int = 1, logit_rows: int = 1
+    model: ModelShape,
+    *,
+    context: int,
+    chunk_size: int,
+    batch: int = 1,
+    logit_rows: int = 1,
+    kv_format: str = "bf16",
 ) -> ChunkPlan:
     """What one chunk of ``chunk_size`` tokens needs on top of weights and cache.
 
@@ -318,17 +347,19 @@ def plan_chunk(
     ``context`` up to the length of one segment (4,096 keys) and no further.
     """
     tokens = batch * chunk_size
-    transients = _widest_half(model, tokens, batch)
+    transients = _widest_half(model, tokens, batch, kv_format)
     logits = batch * logit_rows * model.vocab * model.dtype_bytes
     return ChunkPlan(
         transients=transients,
-        workspace_bytes=_workspace_bytes(model, context, chunk_size, batch),
+        workspace_bytes=_workspace_bytes(model, context, chunk_size, batch, kv_format),
         logits_bytes=logits,
         largest_op_bytes=max([logits, *transients.values()]),
     )
 
 
-def _workspace_bytes(model: ModelShape, context: int, chunk_size: int, batch: int) -> int:
+def _workspace_bytes(
+    model: ModelShape, context: int, chunk_size: int, batch: int, kv_format: str
+) -> int:
     """Core's persistent scratch after a chunk through every layer: one block and one per thread."""
     threads = _ext.num_threads()
     shared, per_worker = 0, 0
@@ -348,7 +379,7 @@ def _workspace_bytes(model: ModelShape, context: int, chunk_size: int, batch: in
                     cu_seqlens_q=[i * chunk_size for i in range(batch + 1)],
                     num_q_heads=mixer.num_heads,
                     num_kv_heads=mixer.num_kv_heads,
-                    head_dim=mixer.head_dim,
+                    head_dim=stored_head_dim(mixer.head_dim, *parse_kv_format(kv_format)),
                     causal=True,
                     window=0,
                     threads=count,
@@ -364,12 +395,13 @@ def _whole_pages(n: int) -> int:
     return -(-n // 4096) * 4096
 
 
-def _widest_half(model: ModelShape, tokens: int, sequences: int) -> dict[str, int]:
+def _widest_half(model: ModelShape, tokens: int, sequences: int, kv_format: str) -> dict[str, int]:
     """Bytes of the arrays of the widest half layer, with the residual stream."""
     b = model.dtype_bytes
     halves = []
     for layer in model.distinct_layers:
-        half = {name: n * tokens for name, n in _mixer_arrays(layer, model.hidden, b).items()}
+        arrays = _mixer_arrays(layer, model.hidden, b, kv_format)
+        half = {name: n * tokens for name, n in arrays.items()}
         if isinstance(layer.mixer, GatedDeltaShape):
             # A state is a value: the next one is written beside it.
             half["next state"] = sequences * layer.mixer.state_bytes
@@ -382,7 +414,7 @@ def _widest_half(model: ModelShape, tokens: int, sequences: int) -> dict[str, in
     return residual | max(halves, key=lambda arrays: sum(arrays.values()))
 
 
-def _mixer_arrays(layer: LayerShape, hidden: int, b: int) -> dict[str, int]:
+def _mixer_arrays(layer: LayerShape, hidden: int, b: int, kv_format: str) -> dict[str, int]:
     mixer = layer.mixer
     if isinstance(mixer, GatedDeltaShape):
         return {
@@ -399,7 +431,19 @@ def _mixer_arrays(layer: LayerShape, hidden: int, b: int) -> dict[str, int]:
         }
     q = mixer.num_heads * mixer.head_dim
     kv = mixer.num_kv_heads * mixer.head_dim
+    # Rotations are float32: signs, transform, signs; K before it is stored, q, and o on its way back.
+    k_format, v_format = parse_kv_format(kv_format)
+    stored = stored_head_dim(mixer.head_dim, k_format, v_format) * _F32
+    rotated = 2 * stored * mixer.num_heads
+    rotations = {
+        "q, rotated as K": rotated if is_rotated(k_format) else 0,
+        "o, rotated as V": rotated if is_rotated(v_format) else 0,
+        "k and v, rotated": 2 * stored * mixer.num_kv_heads
+        if is_rotated(k_format) or is_rotated(v_format)
+        else 0,
+    }
     return {
+        **{name: n for name, n in rotations.items() if n},
         "normed input": hidden * b,
         "q and gate projection": (2 if mixer.gated else 1) * q * b,
         "normed q": q * b,

@@ -130,6 +130,7 @@ def prefill(
         chunk_size=longest,
         batch=batch,
         logit_rows=total if logits == "all" else 1,
+        kv_format=next((c.pool.kv_format for c in cache if hasattr(c, "pool")), "bf16"),
     )
 
     for layer in cache:
