@@ -171,7 +171,7 @@ class PagedKVCache:
         rows = self._rows or []
         groups = self._groups()
         if len(groups) == 1:
-            return _attend(groups[0][0], [r.table for r in rows], counts, q, k, v, scale)
+            return _attend(groups[0][0], [r.table for r in rows], counts, q, k, v, scale=scale)
         starts = [0, *accumulate(counts)]
         parts, order = [], []
         for pool, members in groups:
@@ -183,7 +183,7 @@ class PagedKVCache:
                     [rows[b].table for b in members],
                     [counts[b] for b in members],
                     *(mx.take(x, index, axis=0) for x in (q, k, v)),
-                    scale,
+                    scale=scale,
                 )
             )
             order.append(where)
@@ -449,6 +449,7 @@ def _attend(
     q: mx.array,
     k: mx.array,
     v: mx.array,
+    *,
     scale: float,
 ) -> mx.array:
     """Append and attend for rows of one pool; their tokens are packed in the rows' order."""
