@@ -19,61 +19,62 @@ struct FragmentLane {
   short col;
 };
 
-inline FragmentLane fragment_lane(uint lane) {
+METAL_FUNC FragmentLane fragment_lane(uint lane) {
   FragmentLane at;
   at.row = ((lane >> 4) & 1) * 4 + ((lane >> 1) & 3);
   at.col = ((lane >> 3) & 1) * 4 + (lane & 1) * 2;
   return at;
 }
 
-inline void fragment_zero(thread simdgroup_float8x8& m) {
+METAL_FUNC void fragment_zero(thread simdgroup_float8x8& m) {
   ELEMENT(m, 0) = 0.0f;
   ELEMENT(m, 1) = 0.0f;
 }
 
-inline void fragment_add(thread simdgroup_float8x8& m, thread simdgroup_float8x8& x) {
+METAL_FUNC void fragment_add(thread simdgroup_float8x8& m, thread simdgroup_float8x8& x) {
   ELEMENT(m, 0) += ELEMENT(x, 0);
   ELEMENT(m, 1) += ELEMENT(x, 1);
 }
 
-inline void fragment_scale(thread simdgroup_float8x8& m, float s) {
+METAL_FUNC void fragment_scale(thread simdgroup_float8x8& m, float s) {
   ELEMENT(m, 0) *= s;
   ELEMENT(m, 1) *= s;
 }
 
 // Two neighbouring elements as float; p must be aligned to both.
 template <typename T>
-inline float2 load_pair(const device T* p) {
+METAL_FUNC float2 load_pair(const device T* p) {
   const vec<T, 2> x = *(const device vec<T, 2>*)p;
   return float2(float(x.x), float(x.y));
 }
 
 template <typename T>
-inline float2 load_pair(const threadgroup T* p) {
+METAL_FUNC float2 load_pair(const threadgroup T* p) {
   const vec<T, 2> x = *(const threadgroup vec<T, 2>*)p;
   return float2(float(x.x), float(x.y));
 }
 
 template <typename T>
-inline void store_pair(device T* p, float2 x) {
+METAL_FUNC void store_pair(device T* p, float2 x) {
   *(device vec<T, 2>*)p = vec<T, 2>(T(x.x), T(x.y));
 }
 
-// The same where only `left` elements remain in the row (any alignment); the others read as 0.
+// The same where only `left` elements remain in the row (any alignment, `stride` apart); the others
+// read as 0.
 template <typename T>
-inline float2 load_pair(const device T* p, int left) {
-  return float2(left > 0 ? float(p[0]) : 0.0f, left > 1 ? float(p[1]) : 0.0f);
+METAL_FUNC float2 load_pair(const device T* p, int left, int stride) {
+  return float2(left > 0 ? float(p[0]) : 0.0f, left > 1 ? float(p[stride]) : 0.0f);
 }
 
 template <typename T>
-inline void store_pair(device T* p, float2 x, int left) {
+METAL_FUNC void store_pair(device T* p, float2 x, int left) {
   if (left > 0) p[0] = T(x.x);
   if (left > 1) p[1] = T(x.y);
 }
 
 // A tile from memory; p points at this lane's first element (row, col).
 template <typename T>
-inline void fragment_load(thread simdgroup_float8x8& m, const threadgroup T* p) {
+METAL_FUNC void fragment_load(thread simdgroup_float8x8& m, const threadgroup T* p) {
   const float2 x = load_pair(p);
   ELEMENT(m, 0) = x.x;
   ELEMENT(m, 1) = x.y;
@@ -81,7 +82,8 @@ inline void fragment_load(thread simdgroup_float8x8& m, const threadgroup T* p) 
 
 // The transpose of a tile in memory with rows `ld` apart; p points at its element (col, row).
 template <typename T>
-inline void fragment_load_transposed(thread simdgroup_float8x8& m, const threadgroup T* p, int ld) {
+METAL_FUNC void fragment_load_transposed(
+    thread simdgroup_float8x8& m, const threadgroup T* p, int ld) {
   ELEMENT(m, 0) = float(p[0]);
   ELEMENT(m, 1) = float(p[ld]);
 }

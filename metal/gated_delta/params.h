@@ -12,6 +12,7 @@
 #define GATED_DELTA_HAS_MASK 203     // bool
 #define GATED_DELTA_HAS_INITIAL 204  // bool: an initial state apart from the states written
 #define GATED_DELTA_CHECKPOINTS 205  // bool
+#define GATED_DELTA_VECTORS 207      // bool: rows of q, k and v can be read as vectors of 4
 #define GATED_DELTA_QK_L2NORM 206    // bool
 
 namespace chunkdelta {
@@ -37,12 +38,20 @@ struct GatedDeltaSequence {
   int32_t until;       // rows to it
 };
 
+// Where row r of head h begins, in elements: r row + h head. Its elements are `element` apart,
+// which only kernels without GATED_DELTA_VECTORS look at.
+struct GatedDeltaStrides {
+  int32_t row;
+  int32_t head;
+  int32_t element;
+};
+
 struct GatedDeltaParams {
   int32_t num_v_heads;
   int32_t group_size;  // value heads per key head
-  int32_t q_stride;    // elements from row to row
-  int32_t k_stride;
-  int32_t v_stride;
+  GatedDeltaStrides q;
+  GatedDeltaStrides k;
+  GatedDeltaStrides v;
   float scale;
   float l2norm_eps;
   int32_t checkpoint_every;

@@ -30,6 +30,7 @@ METAL_FUNC void stage_rows(
     const device T* from,
     const device bool* live,
     int stride,
+    int element,
     int x0,
     int rows,
     int tid,
@@ -39,7 +40,7 @@ METAL_FUNC void stage_rows(
     const int x = i % (DS / 4) * 4;
     vec<T, 4> y = vec<T, 4>(T(0));
     if (row < rows && (!has_mask || live[row])) {
-      y = load_key_columns<T, D>(from + long(row) * stride, x0 + x);
+      y = load_key_columns<T, D>(from + long(row) * stride, x0 + x, element);
     }
     *(threadgroup vec<T, 4>*)(to + row * LD + x) = y;
   }
@@ -78,10 +79,10 @@ METAL_FUNC void accumulate_gram(
 // Threadgroup: (128, 1, 1).  Grid: (chunks, key heads, 1) threadgroups.
 template <typename T, int D>
 [[kernel]] void gated_delta_prep(
-    const device T* q [[buffer(0)]],         // [rows, Hk, Dk], rows q_stride apart
-    const device T* k [[buffer(1)]],         // [rows, Hk, Dk], rows k_stride apart
-    const device float* g [[buffer(2)]],     // [rows, Hv], log gates
-    const device float* beta [[buffer(3)]],  // [rows, Hv]
+    const device T* q [[buffer(0)]],                                     // [rows, Hk, Dk], strided
+    const device T* k [[buffer(1)]],                                     // [rows, Hk, Dk], strided
+    const device float* g [[buffer(2)]],                                 // [rows, Hv], log gates
+    const device float* beta [[buffer(3)]],                              // [rows, Hv]
     const device bool* mask [[buffer(4), function_constant(has_mask)]],  // [rows]
     const device GatedDeltaChunk* chunks [[buffer(5)]],
     device float* inverse [[buffer(6)]],  // [chunks, Hv, 3, 64]: A's tiles
@@ -118,18 +119,21 @@ template <typename T, int D>
   fragment_zero(gram[0]);
   fragment_zero(gram[1]);
   {
-    const int k_stride = params.k_stride;
-    const int q_stride = params.q_stride;
-    const device T* kd = k + long(row0) * k_stride + k_head * head_k_dim;
-    const device T* qd = q + long(row0) * q_stride + k_head * head_k_dim;
+    const int k_stride = params.k.row;
+    const int q_stride = params.q.row;
+    const int k_element = vectors ? 1 : params.k.element;
+    const int q_element = vectors ? 1 : params.q.element;
+    const device T* kd = k + long(row0) * k_stride + long(k_head) * params.k.head;
+    const device T* qd = q + long(row0) * q_stride + long(k_head) * params.q.head;
     threadgroup T* ks = (threadgroup T*)arena;
     const threadgroup T* x = ks + (is_scores ? kChunk * LD : 0) + at.row * LD + at.col;
     const threadgroup T* y = ks + at.col * LD + at.row;
     float square = 0.0f;  // of a quarter of row tid / 4, K's rows and then Q's
     UNROLL for (int x0 = 0; x0 < D; x0 += DS) {
       if (x0 > 0) threadgroup_barrier(mem_flags::mem_threadgroup);
-      stage_rows<T, D, DS, LD>(ks, kd, live, k_stride, x0, rows, tid, kPrepThreads);
-      stage_rows<T, D, DS, LD>(ks + kChunk * LD, qd, live, q_stride, x0, rows, tid, kPrepThreads);
+      stage_rows<T, D, DS, LD>(ks, kd, live, k_stride, k_element, x0, rows, tid, kPrepThreads);
+      stage_rows<T, D, DS, LD>(
+          ks + kChunk * LD, qd, live, q_stride, q_element, x0, rows, tid, kPrepThreads);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (i == 0) accumulate_gram<T, DS, LD, 0>(gram[0], gram[1], x, y);
       else accumulate_gram<T, DS, LD, 1>(gram[0], gram[1], x, y);

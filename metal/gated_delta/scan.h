@@ -39,9 +39,9 @@ METAL_FUNC void store_state_tile(
 // Threadgroup: (32 simdgroups, 1, 1).  Grid: (ceil(Dv / (8 NV simdgroups)), Hv, sequences).
 template <typename T, int D, int NV>
 [[kernel]] void gated_delta_scan(
-    const device T* q [[buffer(0)]],  // [rows, Hk, Dk], rows q_stride apart
-    const device T* k [[buffer(1)]],  // [rows, Hk, Dk], rows k_stride apart
-    const device T* v [[buffer(2)]],  // [rows, Hv, Dv], rows v_stride apart
+    const device T* q [[buffer(0)]],                                     // [rows, Hk, Dk], strided
+    const device T* k [[buffer(1)]],                                     // [rows, Hk, Dk], strided
+    const device T* v [[buffer(2)]],                                     // [rows, Hv, Dv], strided
     const device bool* mask [[buffer(3), function_constant(has_mask)]],  // [rows]
     const device GatedDeltaSequence* sequences [[buffer(4)]],
     const device float* inverse [[buffer(5)]],  // from prep, as the next two
@@ -69,11 +69,17 @@ template <typename T, int D, int NV>
   threadgroup float4 row_factors[kFactors / 4];
 
   const int num_v_heads = params.num_v_heads;
-  const int q_stride = params.q_stride;
-  const int k_stride = params.k_stride;
-  const int v_stride = params.v_stride;
+  const int q_stride = params.q.row;
+  const int k_stride = params.k.row;
+  const int v_stride = params.v.row;
+  const int q_element = vectors ? 1 : params.q.element;
+  const int k_element = vectors ? 1 : params.k.element;
+  const int v_element = vectors ? 1 : params.v.element;
   const int v_head = tg.y;
   const int k_head = v_head / params.group_size;
+  const device T* q_rows = q + long(k_head) * params.q.head;
+  const device T* k_rows = k + long(k_head) * params.k.head;
+  const device T* v_rows = v + long(v_head) * params.v.head;
   const int threads = 32 * simdgroups;
   const int column = (int(tg.x) * simdgroups + int(sg)) * 8 * NV;
   const int columns = head_v_dim - column;  // of this simdgroup's that exist, if below 8 NV
@@ -121,13 +127,14 @@ template <typename T, int D, int NV>
   for (int done = 0; done < rows;) {
     const int live_rows = min(kChunk, min(rows - done, until));
     const long row = long(row0) + done;
-    const device T* kd = k + row * k_stride + k_head * head_k_dim;
-    const device T* qd = q + row * q_stride + k_head * head_k_dim;
+    const device T* kd = k_rows + row * k_stride;
+    const device T* qd = q_rows + row * q_stride;
     const device bool* live = mask + (has_mask ? row : 0);
 
     threadgroup_barrier(mem_flags::mem_threadgroup);  // the chunk before is done with
-    if (kTogether) stage_rows<T, D, D, LD>(ks, kd, live, k_stride, 0, live_rows, tid, threads);
-    stage_rows<T, D, D, LD>(qs, qd, live, q_stride, 0, live_rows, tid, threads);
+    if (kTogether)
+      stage_rows<T, D, D, LD>(ks, kd, live, k_stride, k_element, 0, live_rows, tid, threads);
+    stage_rows<T, D, D, LD>(qs, qd, live, q_stride, q_element, 0, live_rows, tid, threads);
     for (int e = tid; e < kTriangle / 4; e += threads) {
       triangles[e] = ((const device float4*)(inverse + slot * kTriangle))[e];
       triangles[kTriangle / 4 + e] = ((const device float4*)(scores + slot * kTriangle))[e];
@@ -162,7 +169,7 @@ template <typename T, int D, int NV>
     }
     if (!kTogether) {
       threadgroup_barrier(mem_flags::mem_threadgroup);  // Q is done with
-      stage_rows<T, D, D, LD>(ks, kd, live, k_stride, 0, live_rows, tid, threads);
+      stage_rows<T, D, D, LD>(ks, kd, live, k_stride, k_element, 0, live_rows, tid, threads);
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (active) {
         UNROLL for (int d = 0; d < DT; d++) {
@@ -177,7 +184,7 @@ template <typename T, int D, int NV>
 
     if (active) {
       // W = V - gamma K S
-      const device T* vd = v + (row + at.row) * v_stride + v_head * head_v_dim + column + at.col;
+      const device T* vd = v_rows + (row + at.row) * v_stride + long(column + at.col) * v_element;
       bool present[2];  // rows at.row and 8 + at.row, neither past the end nor masked
       UNROLL for (int i = 0; i < 2; i++) {
         present[i] = i * 8 + at.row < live_rows && (!has_mask || live[i * 8 + at.row]);
@@ -185,8 +192,9 @@ template <typename T, int D, int NV>
         UNROLL for (int n = 0; n < NV; n++) {
           float2 x = 0.0f;
           if (present[i]) {
-            const device T* from = vd + long(i * 8) * v_stride + n * 8;
-            x = whole ? load_pair(from) : load_pair(from, columns - n * 8 - at.col);
+            const device T* from = vd + long(i * 8) * v_stride + long(n * 8) * v_element;
+            if (whole && vectors) x = load_pair(from);
+            else x = load_pair(from, columns - n * 8 - at.col, v_element);
           }
           ELEMENT(w[i][n], 0) = x.x - gamma * ELEMENT(w[i][n], 0);
           ELEMENT(w[i][n], 1) = x.y - gamma * ELEMENT(w[i][n], 1);

@@ -39,11 +39,11 @@ METAL_FUNC void store_state_columns(device float* row, int x, float4 y) {
 // Threadgroup: (32 simdgroups, 1, 1).  Grid: (ceil(Dv / (8 simdgroups)), Hv, sequences).
 template <typename T, int D>
 [[kernel]] void gated_delta_sequential(
-    const device T* q [[buffer(0)]],         // [rows, Hk, Dk], rows q_stride apart
-    const device T* k [[buffer(1)]],         // [rows, Hk, Dk], rows k_stride apart
-    const device T* v [[buffer(2)]],         // [rows, Hv, Dv], rows v_stride apart
-    const device float* g [[buffer(3)]],     // [rows, Hv], log gates
-    const device float* beta [[buffer(4)]],  // [rows, Hv]
+    const device T* q [[buffer(0)]],                                     // [rows, Hk, Dk], strided
+    const device T* k [[buffer(1)]],                                     // [rows, Hk, Dk], strided
+    const device T* v [[buffer(2)]],                                     // [rows, Hv, Dv], strided
+    const device float* g [[buffer(3)]],                                 // [rows, Hv], log gates
+    const device float* beta [[buffer(4)]],                              // [rows, Hv]
     const device bool* mask [[buffer(5), function_constant(has_mask)]],  // [rows]
     const device GatedDeltaSequence* sequences [[buffer(6)]],
     // [N, Hv, Dv, Dk]
@@ -58,14 +58,20 @@ template <typename T, int D>
     uint sg [[simdgroup_index_in_threadgroup]]) {
   constexpr int N = D / 16;  // float4s of a lane
   const int num_v_heads = params.num_v_heads;
-  const int q_stride = params.q_stride;
-  const int k_stride = params.k_stride;
-  const int v_stride = params.v_stride;
+  const int q_stride = params.q.row;
+  const int k_stride = params.k.row;
+  const int v_stride = params.v.row;
+  const int q_element = vectors ? 1 : params.q.element;
+  const int k_element = vectors ? 1 : params.k.element;
+  const int v_element = vectors ? 1 : params.v.element;
   const float scale = params.scale;
   const float eps = params.l2norm_eps;
   const int checkpoint_every = has_checkpoints ? params.checkpoint_every : 0;
   const int v_head = tg.y;
   const int k_head = v_head / params.group_size;
+  const device T* q_rows = q + long(k_head) * params.q.head;
+  const device T* k_rows = k + long(k_head) * params.k.head;
+  const device T* v_rows = v + long(v_head) * params.v.head;
   const int value_row = (int(tg.x) * simdgroups + int(sg)) * 8 + int(lane >> 2);
   const bool present = value_row < head_v_dim;
   const int dv = present ? value_row : head_v_dim - 1;  // the others repeat the last row, unwritten
@@ -98,16 +104,16 @@ template <typename T, int D>
     if (skip) {
       if (present && first == 0) *to = T(0.0f);
     } else {
-      const device T* kd = k + row * k_stride + k_head * head_k_dim;
-      const device T* qd = q + row * q_stride + k_head * head_k_dim;
+      const device T* kd = k_rows + row * k_stride;
+      const device T* qd = q_rows + row * q_stride;
       const float gamma = precise::exp(max(g[row * num_v_heads + v_head], kLeastLogGate));
       const float b = beta[row * num_v_heads + v_head];
-      const float value = float(v[row * v_stride + v_head * head_v_dim + dv]);
+      const float value = float(v_rows[row * v_stride + long(dv) * v_element]);
       float4 kx[N];
       float4 kS = 0.0f;
       float4 kk = 0.0f;
       UNROLL for (int i = 0; i < N; i++) {
-        const vec<T, 4> x = load_key_columns<T, D>(kd, i * 16 + first);
+        const vec<T, 4> x = load_key_columns<T, D>(kd, i * 16 + first, k_element);
         kx[i] = float4(float(x.x), float(x.y), float(x.z), float(x.w));
         S[i] *= gamma;
         kS = fma(kx[i], S[i], kS);
@@ -119,7 +125,7 @@ template <typename T, int D>
       float4 qS = 0.0f;
       float4 qq = 0.0f;
       UNROLL for (int i = 0; i < N; i++) {
-        const vec<T, 4> x = load_key_columns<T, D>(qd, i * 16 + first);
+        const vec<T, 4> x = load_key_columns<T, D>(qd, i * 16 + first, q_element);
         const float4 qx = float4(float(x.x), float(x.y), float(x.z), float(x.w));
         S[i] = fma(float4(delta), kx[i], S[i]);
         qS = fma(qx, S[i], qS);

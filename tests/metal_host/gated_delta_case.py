@@ -65,6 +65,7 @@ class Case:
     l2norm: bool = False
     scale: float | None = None
     padding: int = 0  # elements of NaN between the rows of q, k and v
+    apart: int = 1  # every so many elements of a row are the array's, the others NaN
     cores: int = 8
     scratch_bytes: int = 16 << 20
     seed: int = 0
@@ -168,11 +169,11 @@ def make(case: Case, *, allocate_pool: bool = True) -> Call:
         exact[name] = unpack(x, case.dtype)
         rows = x.reshape(B * T, -1)
         rows[~live.reshape(-1)] = nans((1,), case.dtype)[0]
-        stride = rows.shape[1] + case.padding
+        stride = rows.shape[1] * case.apart + case.padding
         wide = nans((B * T, stride), case.dtype)
-        wide[:, : rows.shape[1]] = rows
+        wide[:, : rows.shape[1] * case.apart : case.apart] = rows
         arrays[name] = wide
-        strides[f"{name}_stride"] = stride if case.padding else 0
+        strides[name] = [stride, x.shape[-1] * case.apart, case.apart]
     if case.l2norm:
         for name in ("q", "k"):
             x = exact[name]

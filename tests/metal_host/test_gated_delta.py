@@ -54,6 +54,7 @@ CASES = [
     *(Case(tokens=t, l2norm=True) for t in (3, 40)),
     *(Case(tokens=t, l2norm=True, mask=0.7, key_dim=256) for t in (9, 40)),
     *(Case(tokens=t, batch=2, padding=12) for t in (3, 40)),
+    *(Case(tokens=t, padding=p, apart=a) for t in (3, 40) for p, a in ((1, 1), (6, 3))),
     Case(tokens=40, scale=1.0),
     # segments: two chunks' scratch at a time
     Case(tokens=77, cu_seqlens=RAGGED, every=10, scratch_bytes=2 * 2 * 1744),
@@ -365,6 +366,8 @@ CHECKED = [
     Case(tokens=40, batch=2, mask=0.7, l2norm=True),
     Case(tokens=9, batch=2, mask=0.7, l2norm=True, slots=(4, 1), num_slots=6, every=4),
     Case(tokens=40, padding=12, scratch_bytes=2 * 2 * 1744),
+    Case(tokens=40, padding=1),
+    Case(tokens=9, apart=2),
 ]
 
 
@@ -550,7 +553,7 @@ def test_equals_the_cpu_op(case, dtype):
         ({"num_v_heads": 3, "num_k_heads": 2}, "value heads in groups"),
         ({"head_k_dim": 257}, "head dims of 1 to 256"),
         ({"head_v_dim": 0}, "head dims of 1 to 256"),
-        ({"q_stride": 258}, "multiples of 4"),
+        ({"q": [-1, 128, 1]}, "strides in 0"),
         ({"cu_seqlens": [0, 5]}, "cu_seqlens from 0 to 33"),
         ({"cu_seqlens": [0, 9, 5, 33]}, "do not decrease"),
         ({"pooled": True, "num_slots": 4, "state_indices": [4]}, "state_indices in 0..3"),

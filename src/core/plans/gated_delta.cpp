@@ -63,9 +63,9 @@ void check(const GatedDeltaCall& call) {
            text(call.num_v_heads) + " value heads, " + text(call.num_k_heads) + " key heads");
   for (int32_t dim : {call.head_k_dim, call.head_v_dim})
     if (dim < 1 || dim > kHeadDims.back()) refuse("head dims of 1 to 256", text(dim));
-  for (int64_t stride : {call.q_stride, call.k_stride, call.v_stride})
-    if (stride < 0 || stride % 4 != 0 || stride > kNoCheckpoint)
-      refuse("row strides that are multiples of 4 elements", text(stride));
+  for (const GatedDeltaView* view : {&call.q, &call.k, &call.v})
+    for (int64_t stride : {view->token, view->head, view->element})
+      if (stride < 0 || stride > kNoCheckpoint) refuse("strides in 0..2^31-1", text(stride));
   const auto& cu = call.cu_seqlens;
   if (!cu.empty()) {
     if (call.batch != 1) refuse("batch 1 with cu_seqlens", "batch " + text(call.batch));
@@ -170,12 +170,12 @@ int64_t chunk_flop(const GatedDeltaCall& call) {
 
 class Builder {
  public:
-  explicit Builder(const GatedDeltaCall& call) : call_(call) {
+  explicit Builder(const GatedDeltaCall& call) : call_(call), vectors_(call.aligned) {
     params_.num_v_heads = call.num_v_heads;
     params_.group_size = call.num_v_heads / call.num_k_heads;
-    params_.q_stride = stride(call.q_stride, call.num_k_heads * call.head_k_dim);
-    params_.k_stride = stride(call.k_stride, call.num_k_heads * call.head_k_dim);
-    params_.v_stride = stride(call.v_stride, call.num_v_heads * call.head_v_dim);
+    params_.q = strides(call.q, call.num_k_heads, call.head_k_dim);
+    params_.k = strides(call.k, call.num_k_heads, call.head_k_dim);
+    params_.v = strides(call.v, call.num_v_heads, call.head_v_dim);
     params_.scale = call.scale;
     params_.l2norm_eps = call.l2norm_eps;
     params_.checkpoint_every = call.checkpoint_every;
@@ -198,7 +198,8 @@ class Builder {
                         {GATED_DELTA_HAS_MASK, call_.mask},
                         {GATED_DELTA_HAS_INITIAL, call_.initial_state},
                         {GATED_DELTA_CHECKPOINTS, call_.checkpoint_every > 0},
-                        {GATED_DELTA_QK_L2NORM, call_.qk_l2norm}};
+                        {GATED_DELTA_QK_L2NORM, call_.qk_l2norm},
+                        {GATED_DELTA_VECTORS, vectors_}};
     launch.buffers = {{0, "q", Access::Read},    {1, "k", Access::Read},
                       {2, "v", Access::Read},    {3, "g", Access::Read},
                       {4, "beta", Access::Read}, {6, "step_sequences", Access::Read},
@@ -257,8 +258,12 @@ class Builder {
       .op = "chunk_gated_delta_rule", .launches = {}, .scratch = {}, .host_data = {}, .why = {}};
 
  private:
-  static int32_t stride(int64_t given, int32_t contiguous) {
-    return given > 0 ? int32_t(given) : contiguous;
+  // Also decides whether rows can be read as vectors of 4 elements.
+  GatedDeltaStrides strides(const GatedDeltaView& view, int32_t heads, int32_t dim) {
+    GatedDeltaStrides strides{heads * dim, dim, 1};
+    if (view.token > 0) strides = {int32_t(view.token), int32_t(view.head), int32_t(view.element)};
+    vectors_ &= strides.element == 1 && strides.row % 4 == 0 && strides.head % 4 == 0;
+    return strides;
   }
 
   uint32_t blocks(int32_t columns) const {
@@ -282,7 +287,8 @@ class Builder {
     launch.kernel = "gated_delta_prep_" + type_ + dim_;
     launch.constants = {{GATED_DELTA_HEAD_K_DIM, call_.head_k_dim},
                         {GATED_DELTA_HAS_MASK, call_.mask},
-                        {GATED_DELTA_QK_L2NORM, call_.qk_l2norm}};
+                        {GATED_DELTA_QK_L2NORM, call_.qk_l2norm},
+                        {GATED_DELTA_VECTORS, vectors_}};
     launch.buffers = {{0, "q", Access::Read},
                       {1, "k", Access::Read},
                       {2, "g", Access::Read},
@@ -307,7 +313,8 @@ class Builder {
                         {GATED_DELTA_HEAD_V_DIM, call_.head_v_dim},
                         {GATED_DELTA_HAS_MASK, call_.mask},
                         {GATED_DELTA_HAS_INITIAL, call_.initial_state},
-                        {GATED_DELTA_CHECKPOINTS, call_.checkpoint_every > 0}};
+                        {GATED_DELTA_CHECKPOINTS, call_.checkpoint_every > 0},
+                        {GATED_DELTA_VECTORS, vectors_}};
     launch.buffers = {
         {0, "q", Access::Read},           {1, "k", Access::Read},
         {2, "v", Access::Read},           {4, "scan_sequences", Access::Read, sequences_at},
@@ -325,6 +332,7 @@ class Builder {
   const GatedDeltaCall& call_;
   GatedDeltaParams params_{};
   GatedDeltaTile tile_{};
+  bool vectors_;
   std::string type_;
   std::string dim_;
 };

@@ -10,6 +10,13 @@
 
 namespace chunkdelta {
 
+// Elements from token to token, from head to head, from element to element; token 0: dense.
+struct GatedDeltaView {
+  int64_t token = 0;
+  int64_t head = 0;
+  int64_t element = 1;
+};
+
 struct GatedDeltaCall {
   Dtype dtype = Dtype::f32;  // of q, k, v and o; g, beta and states are float32
   int32_t batch = 1;         // q, k [batch, tokens, num_k_heads, head_k_dim]
@@ -19,11 +26,9 @@ struct GatedDeltaCall {
   int32_t head_k_dim = 128;  // 1..256: a kernel for the next of 64, 96, 128, 192, 256 runs it
   int32_t head_v_dim = 128;
 
-  // Elements from token to token where q, k or v is a slice of wider rows; 0: contiguous. A stride,
-  // and the slice's first element, must be multiples of 4 elements (the kernels load 4 at a time).
-  int64_t q_stride = 0;
-  int64_t k_stride = 0;
-  int64_t v_stride = 0;
+  // Where q, k and v are views. Batches have their rows one after the other: row b * tokens + t.
+  GatedDeltaView q, k, v;
+  bool aligned = true;  // q, k and v begin at a multiple of 4 elements
 
   float scale = 1.0f;
   bool qk_l2norm = false;  // x / sqrt(sum x^2 + l2norm_eps) on q and k, in fp32
