@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <memory>
 
+#include "core/plans/gated_delta.h"
 #include "core/plans/gated_delta_gates.h"
 #include "metal/encoder.h"
 #include "mlx/allocator.h"
@@ -154,9 +156,12 @@ std::vector<mx::array> build(std::string_view op, bool step, const mx::array& q,
   const int n = static_cast<int>(options.sequences.size());
   const mx::Stream s = mx::to_stream(stream);
   const bool gpu = s.device == mx::Device::gpu;
-  // The CPU kernels read any strides.
+  // The CPU kernels read any strides; the Metal kernels any of q, k and v in one batch.
   std::vector<mx::array> inputs;
-  for (const mx::array* a : {&q, &k, &v, &g, &beta}) inputs.push_back(gpu ? dense(*a, s) : *a);
+  const bool copies = gpu && !step && d.B > 1;
+  for (const mx::array* a : {&q, &k, &v}) inputs.push_back(copies ? dense(*a, s) : *a);
+  inputs.push_back(gpu ? dense(g, s) : g);
+  inputs.push_back(gpu ? dense(mx::astype(beta, mx::float32, s), s) : beta);
   if (mask) inputs.push_back(gpu ? dense(*mask, s) : *mask);
   if (states.initial) inputs.push_back(dense(*states.initial, s));
   if (states.pool) inputs.push_back(*states.pool);
@@ -235,8 +240,78 @@ void GatedDeltaRule::eval_cpu(const std::vector<mx::array>& inputs,
   });
 }
 
-void GatedDeltaRule::eval_gpu(const std::vector<mx::array>&, std::vector<mx::array>&) {
-  throw std::runtime_error("[chunk_gated_delta_rule] built without Metal");
+void GatedDeltaRule::eval_gpu(const std::vector<mx::array>& inputs,
+                              std::vector<mx::array>& outputs) {
+  const mx::array &q = inputs[0], &k = inputs[1], &v = inputs[2];
+  const bool step = q.ndim() == 3;
+  const GatedDeltaOptions& core = options_.core;
+  GatedDeltaCall call;
+  call.dtype = core.dtype;
+  call.batch = q.shape(0);
+  call.tokens = step ? 1 : q.shape(1);
+  call.num_k_heads = static_cast<int32_t>(core.key_heads);
+  call.num_v_heads = static_cast<int32_t>(core.value_heads);
+  call.head_k_dim = static_cast<int32_t>(core.key_dim);
+  call.head_v_dim = static_cast<int32_t>(core.value_dim);
+  // A step's rows are its batch; an axis of one element may have any stride.
+  const auto view = [&](const mx::array& a) {
+    const auto stride = [&](int axis) { return a.shape(axis) > 1 ? a.strides(axis) : 0; };
+    call.aligned &= starts_at_vector(a);
+    return GatedDeltaView{stride(-3), stride(-2), a.shape(-1) > 1 ? a.strides(-1) : 1};
+  };
+  if (step || call.batch == 1) {
+    call.q = view(q);
+    call.k = view(k);
+    call.v = view(v);
+  } else {
+    for (const mx::array* a : {&q, &k, &v}) call.aligned &= starts_at_vector(*a);
+  }
+  call.scale = core.scale;
+  call.qk_l2norm = core.qk_l2norm;
+  call.l2norm_eps = GATED_DELTA_L2NORM_EPS;
+  call.mask = options_.mask;
+  call.initial_state = options_.initial_state;
+  call.pooled = options_.pooled;
+  call.checkpoint_every = static_cast<int32_t>(core.checkpoint_every);
+  call.gpu_cores = gpu_cores(stream());
+  if (!step && call.batch == 1) {
+    call.cu_seqlens.push_back(0);
+    for (const StateSequence& s : options_.sequences)
+      call.cu_seqlens.push_back(static_cast<int32_t>(s.row + s.length));
+  }
+
+  size_t next = 5;
+  if (call.batch == 0 || call.tokens == 0) {
+    // No rows: the states are handed on as they are.
+    for (size_t i : {0, 2}) {
+      if (i < outputs.size()) outputs[i].set_data(mx::allocator::malloc(outputs[i].nbytes()));
+    }
+    if (options_.pooled || options_.initial_state) {
+      outputs[1].copy_shared_buffer(inputs[5 + options_.mask]);
+    } else {
+      outputs[1].set_data(mx::allocator::malloc(outputs[1].nbytes()));
+      if (outputs[1].size() > 0) std::memset(outputs[1].data<float>(), 0, outputs[1].nbytes());
+    }
+    return;
+  }
+  PlanArrays arrays{{"q", q}, {"k", k}, {"v", v}, {"g", inputs[3]}, {"beta", inputs[4]}};
+  if (options_.mask) arrays.emplace_back("mask", inputs[next++]);
+  for (size_t i : {0, 2}) {
+    if (i < outputs.size()) outputs[i].set_data(mx::allocator::malloc(outputs[i].nbytes()));
+  }
+  if (options_.pooled) {
+    for (const StateSequence& s : options_.sequences)
+      call.state_indices.push_back(static_cast<int32_t>(s.state_out));
+    call.num_slots = inputs[next].shape(0);
+    outputs[1].copy_shared_buffer(inputs[next]);  // in place: MLX never donates to two outputs
+  } else {
+    if (options_.initial_state) arrays.emplace_back("initial_state", inputs[next]);
+    outputs[1].set_data(mx::allocator::malloc(outputs[1].nbytes()));
+  }
+  arrays.emplace_back("o", outputs[0]);
+  arrays.emplace_back("state", outputs[1]);
+  if (outputs.size() > 2) arrays.emplace_back("checkpoints", outputs[2]);
+  encode_plan(plan_gated_delta(call), arrays, stream());
 }
 
 std::pair<mx::array, mx::array> gated_delta_gates(const mx::array& a, const mx::array& b,

@@ -55,6 +55,10 @@ std::string text(int64_t x) {
   return std::to_string(x);
 }
 
+std::string kernel_suffix(Dtype dtype) {
+  return dtype == Dtype::f32 ? "f32" : dtype == Dtype::f16 ? "f16" : "bf16";
+}
+
 void check(const GatedDeltaCall& call) {
   if (call.batch < 0 || call.tokens < 0 || int64_t(call.batch) * call.tokens > kNoCheckpoint)
     refuse("fewer than 2^31 rows", text(call.batch) + " x " + text(call.tokens));
@@ -63,9 +67,12 @@ void check(const GatedDeltaCall& call) {
            text(call.num_v_heads) + " value heads, " + text(call.num_k_heads) + " key heads");
   for (int32_t dim : {call.head_k_dim, call.head_v_dim})
     if (dim < 1 || dim > kHeadDims.back()) refuse("head dims of 1 to 256", text(dim));
-  for (const GatedDeltaView* view : {&call.q, &call.k, &call.v})
-    for (int64_t stride : {view->token, view->head, view->element})
-      if (stride < 0 || stride > kNoCheckpoint) refuse("strides in 0..2^31-1", text(stride));
+  for (const auto* view : {&call.q, &call.k, &call.v}) {
+    if (!*view) continue;
+    for (int64_t stride : {(*view)->token, (*view)->head, (*view)->element})
+      if (stride < -kNoCheckpoint || stride > kNoCheckpoint)
+        refuse("strides of less than 2^31 elements", text(stride));
+  }
   const auto& cu = call.cu_seqlens;
   if (!cu.empty()) {
     if (call.batch != 1) refuse("batch 1 with cu_seqlens", "batch " + text(call.batch));
@@ -179,8 +186,8 @@ class Builder {
     params_.scale = call.scale;
     params_.l2norm_eps = call.l2norm_eps;
     params_.checkpoint_every = call.checkpoint_every;
-    const char* type = call.dtype == Dtype::f32 ? "f32" : call.dtype == Dtype::f16 ? "f16" : "bf16";
-    type_ = type;
+    checkpoints_ = gated_delta_num_checkpoints(call) > 0;
+    type_ = kernel_suffix(call.dtype);
     dim_ = "_d" + std::to_string(padded_head_dim(call.head_k_dim));
   }
 
@@ -192,14 +199,11 @@ class Builder {
     Launch launch;
     launch.source = "gated_delta/step";
     launch.kernel = "gated_delta_sequential_" + type_ + dim_;
-    launch.constants = {{GATED_DELTA_SIMDGROUPS, simdgroups},
-                        {GATED_DELTA_HEAD_K_DIM, call_.head_k_dim},
-                        {GATED_DELTA_HEAD_V_DIM, call_.head_v_dim},
-                        {GATED_DELTA_HAS_MASK, call_.mask},
-                        {GATED_DELTA_HAS_INITIAL, call_.initial_state},
-                        {GATED_DELTA_CHECKPOINTS, call_.checkpoint_every > 0},
-                        {GATED_DELTA_QK_L2NORM, call_.qk_l2norm},
-                        {GATED_DELTA_VECTORS, vectors_}};
+    launch.constants = {
+        {GATED_DELTA_SIMDGROUPS, simdgroups},           {GATED_DELTA_HEAD_K_DIM, call_.head_k_dim},
+        {GATED_DELTA_HEAD_V_DIM, call_.head_v_dim},     {GATED_DELTA_HAS_MASK, call_.mask},
+        {GATED_DELTA_HAS_INITIAL, call_.initial_state}, {GATED_DELTA_CHECKPOINTS, checkpoints_},
+        {GATED_DELTA_QK_L2NORM, call_.qk_l2norm},       {GATED_DELTA_VECTORS, vectors_}};
     launch.buffers = {{0, "q", Access::Read},    {1, "k", Access::Read},
                       {2, "v", Access::Read},    {3, "g", Access::Read},
                       {4, "beta", Access::Read}, {6, "step_sequences", Access::Read},
@@ -259,9 +263,9 @@ class Builder {
 
  private:
   // Also decides whether rows can be read as vectors of 4 elements.
-  GatedDeltaStrides strides(const GatedDeltaView& view, int32_t heads, int32_t dim) {
+  GatedDeltaStrides strides(const std::optional<GatedDeltaView>& view, int32_t heads, int32_t dim) {
     GatedDeltaStrides strides{heads * dim, dim, 1};
-    if (view.token > 0) strides = {int32_t(view.token), int32_t(view.head), int32_t(view.element)};
+    if (view) strides = {int32_t(view->token), int32_t(view->head), int32_t(view->element)};
     vectors_ &= strides.element == 1 && strides.row % 4 == 0 && strides.head % 4 == 0;
     return strides;
   }
@@ -277,8 +281,7 @@ class Builder {
     });
     launch.buffers.push_back({state, "state", reads ? Access::ReadWrite : Access::Write});
     if (call_.initial_state) launch.buffers.push_back({initial, "initial_state", Access::Read});
-    if (call_.checkpoint_every > 0)
-      launch.buffers.push_back({checkpoints, "checkpoints", Access::Write});
+    if (checkpoints_) launch.buffers.push_back({checkpoints, "checkpoints", Access::Write});
   }
 
   void prep(const Segment& segment, int64_t chunks_at) {
@@ -313,7 +316,7 @@ class Builder {
                         {GATED_DELTA_HEAD_V_DIM, call_.head_v_dim},
                         {GATED_DELTA_HAS_MASK, call_.mask},
                         {GATED_DELTA_HAS_INITIAL, call_.initial_state},
-                        {GATED_DELTA_CHECKPOINTS, call_.checkpoint_every > 0},
+                        {GATED_DELTA_CHECKPOINTS, checkpoints_},
                         {GATED_DELTA_VECTORS, vectors_}};
     launch.buffers = {
         {0, "q", Access::Read},           {1, "k", Access::Read},
@@ -333,6 +336,7 @@ class Builder {
   GatedDeltaParams params_{};
   GatedDeltaTile tile_{};
   bool vectors_;
+  bool checkpoints_;
   std::string type_;
   std::string dim_;
 };

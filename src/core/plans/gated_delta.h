@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -10,11 +11,9 @@
 
 namespace chunkdelta {
 
-// Elements from token to token, from head to head, from element to element; token 0: dense.
+// Elements from token to token, from head to head, from element to element of q, k or v.
 struct GatedDeltaView {
-  int64_t token = 0;
-  int64_t head = 0;
-  int64_t element = 1;
+  int64_t token, head, element;
 };
 
 struct GatedDeltaCall {
@@ -26,8 +25,8 @@ struct GatedDeltaCall {
   int32_t head_k_dim = 128;  // 1..256: a kernel for the next of 64, 96, 128, 192, 256 runs it
   int32_t head_v_dim = 128;
 
-  // Where q, k and v are views. Batches have their rows one after the other: row b * tokens + t.
-  GatedDeltaView q, k, v;
+  // Where q, k or v is no dense array. In all, token t of batch b is row b * tokens + t.
+  std::optional<GatedDeltaView> q, k, v;
   bool aligned = true;  // q, k and v begin at a multiple of 4 elements
 
   float scale = 1.0f;
