@@ -2,7 +2,8 @@
 
     python benchmarks/metal_counts.py                 # every table
     python benchmarks/metal_counts.py gated_delta     # tables whose name contains a word
-    python benchmarks/metal_counts.py --json counts.json
+    python benchmarks/metal_counts.py --quick         # smaller shapes, where a table has them
+    python benchmarks/metal_counts.py --json          # numbers per unit, as JSON, instead of tables
 
 Counts are exact and the same on every machine: 8x8x8 matrix products, simdgroup reductions, barriers,
 and the bytes that instructions read and write (level-1 traffic, after the compiler's own reuse; not
@@ -23,12 +24,14 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.metal_host import Counters, Options
+from tests.metal_host.attention_case import Case, make, relative_error
 from tests.metal_host.mlx_kernels import Run, attention, gated_delta
 
 COLUMNS = (
     ("MMA", "mma"),
     ("simd red.", "simd_reductions"),
     ("shuffles", "simd_shuffles"),
+    ("barriers", "threadgroup_barriers"),
     ("device read B", "device_bytes_read"),
     ("device write B", "device_bytes_written"),
     ("tg read B", "threadgroup_bytes_read"),
@@ -38,11 +41,13 @@ COLUMNS = (
 
 @dataclass(frozen=True)
 class Row:
-    """The counters of one kernel, and what they are divided by."""
+    """The counters of one kernel (or of all launches of a plan), and what they are divided by."""
 
     kernel: str
     counters: Counters
     per: float
+    key: str = ""  # in the JSON
+    error: float | None = None  # relative Frobenius error against float64
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Table:
     name: str
     case: str
     unit: str  # what a row's counts are per
-    rows: Callable[[], Iterator[Row]]
+    rows: Callable[[bool], Iterator[Row]]  # given whether smaller shapes are asked for
 
 
 def delta_inputs(
@@ -73,7 +78,9 @@ def mlx_gated_delta() -> Iterator[Row]:
     # By the letter fused_chunk has a race within a simdgroup; hardware runs in lockstep.
     run = Run(options=Options(lockstep=True))
     for chunked, kernel in ((False, "gated_delta_seq"), (True, "gated_delta_fused_chunk C=8")):
-        yield Row(f"MLX {kernel}", gated_delta(*inputs, run, chunked)[2].counters, 2 * length)
+        key = "mlx_chunk" if chunked else "mlx_seq"
+        counters = gated_delta(*inputs, run, chunked)[2].counters
+        yield Row(f"MLX {kernel}", counters, 2 * length, key)
 
 
 def mlx_attention() -> Iterator[Row]:
@@ -87,25 +94,47 @@ def mlx_attention() -> Iterator[Row]:
         yield Row(name, result.counters, heads * q_len * k_len / 1024)
 
 
+def attention_rows(quick: bool) -> Iterator[Row]:
+    """Ours through its launch plan, then MLX's two tiles, on the same numbers."""
+    q_len, k_len = (128, 1024) if quick else (512, 4096)
+    heads, dim = 4, 256
+    case = Case((q_len,), (k_len,), heads, 1, dim, "float16", page_size=64)
+    call = make(case)
+    pairs = heads * sum(range(k_len - q_len + 1, k_len + 1)) / 1024
+    result = call.run("check")
+    kernels = " + ".join(launch.kernel for launch in call.plan().launches)
+    yield Row(kernels, result.done.counters, pairs, "ours", result.error())
+    q = np.ascontiguousarray(call.arrays["q"].transpose(1, 0, 2)[None])
+    k, v = (
+        np.ascontiguousarray(x[0].astype(np.float16).transpose(1, 0, 2)[None])
+        for x in (call.keys, call.values)
+    )
+    for block_k in (16, 32):
+        o, launch = attention(q, k, v, Run(), causal=True, block_k=block_k, warps=(4, 2))
+        name = f"MLX attention<half, 32, {block_k}, 256, 256, 4, 2>"
+        error = relative_error(o[0].transpose(1, 0, 2), call.o)
+        yield Row(name, launch.counters, pairs, f"mlx_bk{block_k}", error)
+
+
 TABLES = [
     Table(
         "gated_delta",
         "half, Dk = Dv = 128, Hk = 1, Hv = 2, T = 64, state in and out",
         "token and value head",
-        mlx_gated_delta,
+        lambda quick: mlx_gated_delta(),
     ),
     Table(
         "attention_d256",
-        "half, D = 256, 64 queries, 512 keys, 4 q heads on 1 KV head, causal",
-        "1,024 (query, key, head) pairs",
-        mlx_attention,
+        "half, D = 256, 512 queries ending at key 4,096 (quick: 128 at 1,024), 4 q heads on 1 KV head",
+        "1,024 visible (query, key, head) pairs",
+        attention_rows,
     ),
 ]
 
 
 def render(table: Table, rows: list[Row]) -> str:
     """The table in Markdown."""
-    heads = ["kernel", *(title for title, _ in COLUMNS), "tg memory B"]
+    heads = ["kernel", *(title for title, _ in COLUMNS), "tg memory B", "error"]
     lines = [
         f"{table.name}: {table.case}; per {table.unit}",
         "",
@@ -114,27 +143,49 @@ def render(table: Table, rows: list[Row]) -> str:
     lines.append("|---" * len(heads) + "|")
     for row in rows:
         counts = asdict(row.counters)
-        cells = [f"{counts[key] / row.per:,.0f}" for _, key in COLUMNS]
-        lines.append(
-            f"| {' | '.join([row.kernel, *cells, f'{row.counters.threadgroup_memory:,}'])} |"
-        )
+        cells = [_short(counts[key] / row.per) for _, key in COLUMNS]
+        error = "" if row.error is None else f"{row.error:.1e}"
+        cells = [row.kernel, *cells, f"{row.counters.threadgroup_memory:,}", error]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def _short(x: float) -> str:
+    return f"{x:,.0f}" if x >= 10 or x == 0 else f"{x:.2f}"
+
+
+def numbers(row: Row) -> dict[str, float | None]:
+    """What a row says, per unit, for the JSON."""
+    c = row.counters
+    return {
+        "mma": c.mma / row.per,
+        "simd_reductions": c.simd_reductions / row.per,
+        "barriers": c.threadgroup_barriers / row.per,
+        "device_read": (c.device_bytes_read or 0) / row.per,
+        "device_write": (c.device_bytes_written or 0) / row.per,
+        "threadgroup_read": (c.threadgroup_bytes_read or 0) / row.per,
+        "threadgroup_write": (c.threadgroup_bytes_written or 0) / row.per,
+        "threadgroup_bytes": c.threadgroup_memory,
+        "error": row.error,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("words", nargs="*", help="only tables whose name contains one of these")
-    parser.add_argument("--json", type=Path, help="write the raw counters to this file")
+    parser.add_argument("--quick", action="store_true", help="smaller shapes")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     arguments = parser.parse_args()
-    raw = {}
+    out: dict[str, dict[str, dict[str, float | None]]] = {}
     for table in TABLES:
         if arguments.words and not any(word in table.name for word in arguments.words):
             continue
-        rows = list(table.rows())
-        print(render(table, rows))
-        raw[table.name] = [{"kernel": r.kernel, "per": r.per, **asdict(r.counters)} for r in rows]
+        rows = list(table.rows(arguments.quick))
+        out[table.name] = {row.key or row.kernel: numbers(row) for row in rows}
+        if not arguments.json:
+            print(render(table, rows))
     if arguments.json:
-        arguments.json.write_text(json.dumps(raw, indent=1) + "\n")
+        print(json.dumps(out, indent=1))
 
 
 if __name__ == "__main__":
