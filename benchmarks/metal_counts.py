@@ -101,7 +101,7 @@ def attention_rows(quick: bool) -> Iterator[Row]:
     case = Case((q_len,), (k_len,), heads, 1, dim, "float16", page_size=64)
     call = make(case)
     pairs = heads * sum(range(k_len - q_len + 1, k_len + 1)) / 1024
-    result = call.run("check")
+    result = call.run("check", options=Options(cpu_seconds=600))
     kernels = " + ".join(launch.kernel for launch in call.plan().launches)
     yield Row(kernels, result.done.counters, pairs, "ours", result.error())
     q = np.ascontiguousarray(call.arrays["q"].transpose(1, 0, 2)[None])
@@ -110,7 +110,8 @@ def attention_rows(quick: bool) -> Iterator[Row]:
         for x in (call.keys, call.values)
     )
     for block_k in (16, 32):
-        o, launch = attention(q, k, v, Run(), causal=True, block_k=block_k, warps=(4, 2))
+        run = Run(options=Options(cpu_seconds=600))
+        o, launch = attention(q, k, v, run, causal=True, block_k=block_k, warps=(4, 2))
         name = f"MLX attention<half, 32, {block_k}, 256, 256, 4, 2>"
         error = relative_error(o[0].transpose(1, 0, 2), call.o)
         yield Row(name, launch.counters, pairs, f"mlx_bk{block_k}", error)

@@ -8,25 +8,64 @@
 #pragma once
 
 #include "attention/options.h"
+#include "attention/page_codec.h"
+
+constant int k_format [[function_constant(ATTENTION_K_FORMAT)]];
+constant int v_format [[function_constant(ATTENTION_V_FORMAT)]];
 
 constant constexpr int kDecodeRows = 8;
 constant constexpr int kDecodeSimdgroups = 4;
 constant constexpr int kDecodeBlock = 16;  // keys
 
-// One key's run of N elements, 0 where the key is not ours.
-template <typename T, int N>
-METAL_FUNC void load_key_run(thread Pack<T, N>& x, const device T* p, bool ours) {
-  zero_pack(x);
-  if (ours) load_pack(x, p);
+// Bytes of a key's or value's row.
+template <typename T, int D>
+METAL_FUNC int decode_row_bytes(int format) {
+  if (format == kAttentionPageF32) return PlainCodec<float>::row_bytes(D);
+  if (format == kAttentionPageF16) return PlainCodec<half>::row_bytes(D);
+  if (format == kAttentionPageBF16) return PlainCodec<bfloat>::row_bytes(D);
+  if (format == kAttentionPageQ80) return Q80Codec::row_bytes(D);
+  if (format == kAttentionPageQ40) return Q40Codec::row_bytes(D);
+  if (format == kAttentionPageTurbo4) return Turbo4Codec::row_bytes(D);
+  return D * int(sizeof(T));
 }
 
-// s[n] += Q K^T for 16 keys over one block of 8 F head dimensions. k0 and k1 point at this lane's
-// two keys of the first eight, q at its row.
-template <typename T, int F, int D>
+// Elements [d, d + N) of a row in the queries' own type, 0 where the key is not ours.
+template <typename T, int N>
+METAL_FUNC void load_run(
+    thread Pack<T, N>& x, const device uchar* row, int d, int format, bool ours) {
+  zero_pack(x);
+  if (ours) load_pack(x, (const device T*)row + d);
+}
+
+// Eight elements in any format. The formats are function constants: one branch is left of these.
+template <typename T>
+METAL_FUNC void load_run(
+    thread Pack<T, 8>& x, const device uchar* row, int d, int format, bool ours) {
+  zero_pack(x);
+  if (!ours) return;
+  if (format == kAttentionPageOwn) {
+    load_pack(x, (const device T*)row + d);
+    return;
+  }
+  Run8 run;
+  if (format == kAttentionPageF32) run = PlainCodec<float>::decode(row, d / 8);
+  else if (format == kAttentionPageF16) run = PlainCodec<half>::decode(row, d / 8);
+  else if (format == kAttentionPageBF16) run = PlainCodec<bfloat>::decode(row, d / 8);
+  else if (format == kAttentionPageQ80) run = Q80Codec::decode(row, d / 8);
+  else if (format == kAttentionPageQ40) run = Q40Codec::decode(row, d / 8);
+  else run = Turbo4Codec::decode(row, d / 8);
+  x.lo = vec<T, 4>(run.lo);
+  x.hi = vec<T, 4>(run.hi);
+}
+
+// s[n] += Q K^T for 16 keys over one block of 8 F head dimensions from d0 on; k is the row of the
+// first key, q this lane's row.
+template <typename T, int F>
 METAL_FUNC void decode_scores(
     thread float2* s,
     const threadgroup T* q,
-    const device T* k,
+    const device uchar* k,
+    int row_bytes,
     int d0,
     int key,
     int begin,
@@ -39,22 +78,23 @@ METAL_FUNC void decode_scores(
   load_pack(qy, q + d0 + fc * F + F);
   UNROLL for (int n = 0; n < 2; n++) {
     const int at = key + n * 8 + fc;
-    const device T* p = k + (n * 8 + fc) * D + d0 + fr * F;
+    const device uchar* row = k + (n * 8 + fc) * row_bytes;
     Pack<T, F> x;
     Pack<T, F> y;
-    load_key_run(x, p, at >= begin && at < end);
-    load_key_run(y, p + D, at + 1 >= begin && at + 1 < end);
+    load_run(x, row, d0 + fr * F, k_format, at >= begin && at < end);
+    load_run(y, row + row_bytes, d0 + fr * F, k_format, at + 1 >= begin && at + 1 < end);
     UNROLL for (int f = 0; f < F; f++) {
       fragment_mma<T>(s[n], vec<T, 2>(qx[f], qy[f]), vec<T, 2>(x[f], y[f]));
     }
   }
 }
 
-// o += P V for eight keys over one block of 8 F value columns; v points at this lane's key.
+// o += P V for eight keys over one block of 8 F value columns from d0 on; row is this lane's key's.
 template <typename T, int F>
-METAL_FUNC void decode_values(thread float2* o, vec<T, 2> p, const device T* v, bool ours, int fc) {
+METAL_FUNC void decode_values(
+    thread float2* o, vec<T, 2> p, const device uchar* row, int d0, bool ours, int fc) {
   Pack<T, 2 * F> x;
-  load_key_run(x, v + fc * F, ours);
+  load_run(x, row, d0 + fc * F, v_format, ours);
   UNROLL for (int f = 0; f < F; f++) fragment_mma<T>(o[f], p, vec<T, 2>(x[f * 2], x[f * 2 + 1]));
 }
 
@@ -63,8 +103,8 @@ METAL_FUNC void decode_values(thread float2* o, vec<T, 2> p, const device T* v, 
 template <typename T, int D>
 [[kernel, max_total_threads_per_threadgroup(128)]] void decode(
     const device T* q [[buffer(0)]],                  // [tokens, Hq, D]
-    const device T* k [[buffer(1)]],                  // [pages, Hkv, page_size, D], or gathered
-    const device T* v [[buffer(2)]],                  // the same; gathered: [Hkv, gathered_rows, D]
+    const device uchar* k [[buffer(1)]],              // [pages, Hkv, page_size, row], or gathered
+    const device uchar* v [[buffer(2)]],              // the same; gathered: [Hkv, gathered_rows, D]
     const device int* block_table [[buffer(3)]],      // [sequences, max_pages]
     const device AttentionTile* tiles [[buffer(4)]],  // those of all launches
     constant PagedAttentionParams& params [[buffer(5)]],
@@ -130,6 +170,8 @@ template <typename T, int D>
       block_table, tile.table, params.table_length, params.num_pages, hkv, kv_head, int(lane));
   const uint gathered = uint(kv_head * params.gathered_rows + tile.gathered);
   const bool paged = !k_gathered || !v_gathered;
+  const int k_bytes = decode_row_bytes<T, D>(k_format);
+  const int v_bytes = decode_row_bytes<T, D>(v_format);
 
   float m = kNone;
   float l = 0;  // partial: this lane's columns
@@ -140,15 +182,16 @@ template <typename T, int D>
   for (int key = begin / kDecodeBlock * kDecodeBlock + int(sg) * kDecodeBlock; key < end;
        key += stride) {
     const uint page_row = paged ? pages.row(key) : 0;
-    const device T* kp = k + size_t(k_gathered ? gathered + uint(key) : page_row) * D;
-    const device T* vp = v + size_t(v_gathered ? gathered + uint(key) : page_row) * D;
+    const device uchar* kp = k + size_t(k_gathered ? gathered + uint(key) : page_row) * k_bytes;
+    const device uchar* vp = v + size_t(v_gathered ? gathered + uint(key) : page_row) * v_bytes;
 
     float2 s[2] = {float2(0), float2(0)};
     const threadgroup T* q_row = qs + fr * LQ;
     UNROLL for (int b = 0; b < QB; b++) {
-      decode_scores<T, 8, D>(s, q_row, kp, b * 64, key, begin, end, fr, fc);
+      decode_scores<T, 8>(s, q_row, kp, k_bytes, b * 64, key, begin, end, fr, fc);
     }
-    if (QT > 0) decode_scores<T, QT ? QT : 2, D>(s, q_row, kp, QB * 64, key, begin, end, fr, fc);
+    if (QT > 0)
+      decode_scores<T, QT ? QT : 2>(s, q_row, kp, k_bytes, QB * 64, key, begin, end, fr, fc);
 
     float top = kNone;
     UNROLL for (int n = 0; n < 2; n++) {
@@ -172,9 +215,9 @@ template <typename T, int D>
       const vec<T, 2> p = vec<T, 2>(T(e.x), T(e.y));
       const int own = key + n * 8 + fr;
       const bool ours = own >= begin && own < end;
-      const device T* src = vp + (n * 8 + fr) * D;
-      UNROLL for (int b = 0; b < OB; b++) decode_values<T, 4>(o + b * 4, p, src + b * 32, ours, fc);
-      if (OT > 0) decode_values<T, OT ? OT : 1>(o + OB * 4, p, src + OB * 32, ours, fc);
+      const device uchar* row = vp + (n * 8 + fr) * v_bytes;
+      UNROLL for (int b = 0; b < OB; b++) decode_values<T, 4>(o + b * 4, p, row, b * 32, ours, fc);
+      if (OT > 0) decode_values<T, OT ? OT : 1>(o + OB * 4, p, row, OB * 32, ours, fc);
     }
   }
 

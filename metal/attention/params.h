@@ -17,8 +17,21 @@
 #define ATTENTION_V_GATHERED 308    // bool
 #define ATTENTION_WRITES_LSE 309    // bool
 #define ATTENTION_MERGE_MAPPED 310  // bool: tokens and partials of merge_states by table
+#define ATTENTION_K_FORMAT 311      // int: AttentionPageFormat, of pages that decode reads in place
+#define ATTENTION_V_FORMAT 312      // int
 
 namespace chunkdelta {
+
+// What a page holds; kAttentionPageOwn is the queries' type.
+enum AttentionPageFormat {
+  kAttentionPageOwn = 0,
+  kAttentionPageF32,
+  kAttentionPageF16,
+  kAttentionPageBF16,
+  kAttentionPageQ80,
+  kAttentionPageQ40,
+  kAttentionPageTurbo4,
+};
 
 // Flags of a tile.
 enum AttentionTileFlags {

@@ -57,6 +57,7 @@ CASES = [
 FORMAT_CASES = [
     *(Case((30, 2), (130, 300), 6, 2, 96, k_format=k, v_format="q8_0") for k in FORMATS),
     *(Case((30, 2), (130, 300), 6, 2, 256, v_format=v) for v in FORMATS),
+    *(Case((2, 8), (130, 300), 6, 2, 128, k_format=k, v_format="q8_0") for k in FORMATS),
     *(Case((30, 2), (130, 300), 6, 2, 80, k_format=f, v_format=f) for f in FORMATS[3:]),
     Case((50, 2), (600, 300), k_format="q8_0", budget_ms=0.02, gathered_bytes=70_000),
 ]
@@ -268,6 +269,7 @@ CHECKED = [
     ),
     *(Case((3, 1), (150, 90), 6, 2, d, sinks=True, cores=40) for d in (80, 256)),
     Case((20, 3), (150, 300), k_format="q8_0", v_format="float32", budget_ms=0.01),
+    *(Case((3,), (90,), head_dim=128, k_format=f, v_format="q4_0") for f in ("q8_0", "turbo4")),
     Case((20, 3), (150, 300), head_dim=256, budget_ms=0.02),
     Case((20, 3), (150, 300), slabs=2),
 ]
@@ -340,7 +342,8 @@ def launch_work(call, plan):
         flops = keys * rows * 4 * call["head_dim"] * call["num_kv_heads"]
         milliseconds = flops / 2.08e9
         if "decode" in launch.kernel:
-            moved = keys * 2 * call["head_dim"] * call["num_kv_heads"] * 2
+            row_bytes = {"bf16": 512, "q8_0": 272}[call["k_format"]] + 512
+            moved = keys * row_bytes * call["num_kv_heads"]
             milliseconds = max(milliseconds, moved / 54e6)
         out.append((milliseconds, keys))
     return out
