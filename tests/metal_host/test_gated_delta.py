@@ -325,7 +325,7 @@ def test_slots_beyond_32_bits(tokens, mode):
     memory = FarMemory(mode == "check", Options())
     numbers = {role: memory.add(a, role) for role, a in call.arrays.items()}
     for scratch in plan.scratch:
-        numbers[scratch.role] = memory.allocate(scratch.bytes, scratch.role, 1, False)
+        numbers[scratch.role] = memory.allocate(scratch.bytes, scratch.role, defined=False)
     for data in plan.host_data:
         numbers[data.role] = memory.add_bytes(data.bytes, data.role)
     for launch in plan.launches:
