@@ -129,7 +129,7 @@ def prefill(
         context=start + total,
         chunk_size=longest,
         batch=batch,
-        logit_rows=total if logits == "all" else 1,
+        logit_rows=2 * total if logits == "all" else 1,  # chunks, and the whole
         kv_format=next((c.pool.kv_format for c in cache if hasattr(c, "pool")), "bf16"),
     )
 
