@@ -270,9 +270,9 @@ void attend_packed(const RowTile& t, const SegmentKeys& keys) {
 }
 
 void attend_pages(const RowTile& t, const SegmentKeys& keys) {
-  float *q = t.scratch, *scores = q + kSplitRows * kTileLd;
-  float *panel = scores + kSplitRows * kTileLd, *values = panel + P * 256;
-  static_assert(2 * kSplitRows * kTileLd + (P + BLOCK) * 256 <= kTileScratchFloats);
+  float *q = t.scratch, *scores = q + kTileRows * kTileLd;
+  float *panel = scores + kTileRows * kTileLd, *values = panel + P * 256;
+  static_assert(P <= 32);
   load_queries(t, q);
   const int padded = padded_head_dim(t.head_dim);
   for (int i = 0; i < BLOCK * padded; i++) values[i] = 0;  // the padding stays 0

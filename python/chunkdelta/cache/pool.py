@@ -57,6 +57,9 @@ class Pool:
         self._add_arrays(arrays)
 
     def _add_arrays(self, arrays: Sequence[mx.array]) -> None:
+        self._check(
+            type(self).__name__
+        )  # a pool made while tracing would be made once, not per call
         mx.eval(*arrays)
         with self._core.lock:
             self._core.arrays += [_Node(a) for a in arrays]
