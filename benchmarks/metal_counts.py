@@ -79,7 +79,7 @@ def mlx_gated_delta() -> Iterator[Row]:
     run = Run(options=Options(lockstep=True))
     for chunked, kernel in ((False, "gated_delta_seq"), (True, "gated_delta_fused_chunk C=8")):
         key = "mlx_chunk" if chunked else "mlx_seq"
-        counters = gated_delta(*inputs, run, chunked)[2].counters
+        counters = gated_delta(*inputs, run=run, chunked=chunked)[2].counters
         yield Row(f"MLX {kernel}", counters, 2 * length, key)
 
 
