@@ -252,6 +252,11 @@ def _progress() -> Iterator[Callable[[Any, Any], None]]:
 @click.option(
     "--prefix-budget", type=click.FloatRange(0), default=0, metavar="GB", help="For other prompts."
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "gpu"]),
+    help="Whose kernels run; gpu is a Mac's. [default: this machine's]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def plan(
     target: str,
@@ -262,6 +267,7 @@ def plan(
     kv_format: str | None,
     bits: str,
     memory: float | None,
+    device: str | None,
     checkpoint_every: int | None,
     prefix_budget: float,
     as_json: bool,
@@ -289,6 +295,7 @@ def plan(
             chunk_size=chunk_size,
             page_size=page_size,
             kv_format=kv_format,
+            device=device,
             checkpoints=0 if checkpoint_every is None else (tokens - 1) // checkpoint_every,
             prefix_bytes=round(prefix_budget * 1e9),
         )

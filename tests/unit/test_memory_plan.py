@@ -270,3 +270,17 @@ def test_rotations_are_planned(kv_format):
     extra = {name: n for name, n in rotated.items() if name not in plain}
     assert extra
     assert all("rotated" in name and n > 0 for name, n in extra.items())
+
+
+@pytest.mark.parametrize("chunk_size", [1, 64, 512])
+def test_scratch_on_the_gpu_is_that_of_the_launch_plans_and_flat(chunk_size):
+    shape = named_shape("9b")
+    near, far = (
+        plan_memory(shape, n, chunk_size=chunk_size, device="gpu").chunk for n in (8192, 131072)
+    )
+    metadata = 64  # block tables and tiles, per token of context
+    assert 0 <= far.workspace_bytes - near.workspace_bytes < metadata * (131072 - 8192)
+    assert near.workspace_in_mlx
+    assert not plan_memory(shape, 8192, device="cpu").chunk.workspace_in_mlx
+    if chunk_size == 512:  # fp32 (m, l, O) of 512 x 16 rows between segments
+        assert near.workspace_bytes >= 512 * 16 * (256 + 2) * 4

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 import mlx.core as mx
 
-from chunkdelta import _ext
 from chunkdelta.cache.pages import is_rotated, page_row_bytes, parse_kv_format, stored_head_dim
 from chunkdelta.loop.chunks import plan_chunks
 from chunkdelta.loop.shapes import (
@@ -21,6 +20,7 @@ from chunkdelta.loop.shapes import (
     MlpShape,
     ModelShape,
 )
+from chunkdelta.loop.workspace import cpu_workspace_bytes, gpu_scratch_bytes
 
 _F32 = 4
 
@@ -32,15 +32,18 @@ class ChunkPlan:
     Attributes:
         transients: Arrays of the widest layer that the evaluator may keep alive at once, by name, in
             bytes.
-        workspace_bytes: Persistent scratch of the CPU kernels (outside of MLX's accounting).
+        workspace_bytes: Scratch of the kernels: on the CPU persistent and outside of MLX's
+            accounting, on the GPU allocated through MLX for one op at a time.
         logits_bytes: Logits that are returned.
-        largest_op_bytes: Largest single array that an op allocates.
+        largest_op_bytes: Most that one op allocates through MLX.
+        workspace_in_mlx: Whether MLX counts the workspace.
     """
 
     transients: dict[str, int]
     workspace_bytes: int
     logits_bytes: int
     largest_op_bytes: int
+    workspace_in_mlx: bool = False
 
     @property
     def transient_bytes(self) -> int:
@@ -72,6 +75,7 @@ class MemoryPlan:
         logit_rows: Rows of logits returned per sequence.
         checkpoint_bytes: States of checkpoints that are kept during the prefill.
         prefix_bytes: Budget of the prefix cache.
+        device: Where it runs; None for MLX's default device.
         rows: The terms of the sum by name, for tables.
     """
 
@@ -91,6 +95,7 @@ class MemoryPlan:
     logit_rows: int
     checkpoint_bytes: int = 0
     prefix_bytes: int = 0
+    device: str | None = None
     rows: dict[str, int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -148,6 +153,7 @@ class MemoryPlan:
             batch=self.batch,
             logit_rows=self.logit_rows,
             kv_format=self.kv_format,
+            device=self.device,
         )
         kv = self.batch * pages * self.page_bytes
         kept = self.state_bytes + self.checkpoint_bytes + self.prefix_bytes
@@ -219,6 +225,7 @@ def plan_memory(
     logit_rows: int = 1,
     checkpoints: int = 0,
     prefix_bytes: int = 0,
+    device: str | None = None,
 ) -> MemoryPlan:
     """Name every byte that a chunked prefill will hold, before anything is allocated.
 
@@ -235,6 +242,8 @@ def plan_memory(
         checkpoints: States kept on the way, per sequence, beside the running one; their pages are
             the prompt's own. Default: ``0``.
         prefix_bytes: What a :class:`PrefixCache` may hold of other prompts. Default: ``0``.
+        device: ``"cpu"`` or ``"gpu"``, whose kernels' scratch is planned for. Default: ``None``,
+            MLX's default device.
 
     Returns:
         The :class:`MemoryPlan`.
@@ -248,6 +257,8 @@ def plan_memory(
         >>> plan.kv_bytes
         4294967296
     """
+    if device not in (None, "cpu", "gpu"):
+        raise ValueError(f"[plan_memory] expected device to be cpu or gpu; got {device!r}")
     for name, value in (("tokens", tokens), ("chunk_size", chunk_size), ("batch", batch)):
         if value < 1:
             raise ValueError(f"[plan_memory] expected {name} >= 1; got {value}")
@@ -281,6 +292,7 @@ def plan_memory(
             batch=batch,
             logit_rows=logit_rows,
             kv_format=kv_format,
+            device=device,
         ),
         one_call_bytes=one_call_bytes(model, tokens, batch=batch),
         page_bytes=page_bytes,
@@ -290,6 +302,7 @@ def plan_memory(
         logit_rows=logit_rows,
         checkpoint_bytes=batch * checkpoints * state_bytes(model),
         prefix_bytes=prefix_bytes,
+        device=device,
     )
 
 
@@ -338,61 +351,32 @@ def plan_chunk(
     batch: int = 1,
     logit_rows: int = 1,
     kv_format: str = "bf16",
+    device: str | None = None,
 ) -> ChunkPlan:
     """What one chunk of ``chunk_size`` tokens needs on top of weights and cache.
 
     Transients are the arrays of the widest half layer (mixer or feed-forward part) and the residual
     stream. The evaluator never needs more: it needs a window of a few ops, and
     :func:`enforce_limit` holds its run-ahead to this sum. The workspace of attention grows with the
-    ``context`` up to the length of one segment (4,096 keys) and no further.
+    ``context`` up to the length of one segment (4,096 keys) and no further. ``device`` is
+    ``"cpu"`` or ``"gpu"``; by default MLX's default device.
     """
     tokens = batch * chunk_size
     transients = _widest_half(model, tokens, batch, kv_format)
     logits = batch * logit_rows * model.vocab * model.dtype_bytes
+    on_gpu = mx.default_device().type == mx.DeviceType.gpu if device is None else device == "gpu"
+    workspace_of = gpu_scratch_bytes if on_gpu else cpu_workspace_bytes
+    workspace = workspace_of(
+        model, context=context, chunk_size=chunk_size, batch=batch, kv_format=kv_format
+    )
+    largest = max([logits, *transients.values()])
     return ChunkPlan(
         transients=transients,
-        workspace_bytes=_workspace_bytes(model, context, chunk_size, batch, kv_format),
+        workspace_bytes=workspace,
         logits_bytes=logits,
-        largest_op_bytes=max([logits, *transients.values()]),
+        largest_op_bytes=largest + workspace if on_gpu else largest,
+        workspace_in_mlx=on_gpu,
     )
-
-
-def _workspace_bytes(
-    model: ModelShape, context: int, chunk_size: int, batch: int, kv_format: str
-) -> int:
-    """Core's persistent scratch after a chunk through every layer: one block and one per thread."""
-    threads = _ext.num_threads()
-    shared, per_worker = 0, 0
-    for mixer in {layer.mixer for layer in model.layers}:
-        if isinstance(mixer, GatedDeltaShape):
-            block, each = _ext.gated_delta_workspace(
-                mixer.num_k_heads,
-                mixer.num_v_heads,
-                mixer.head_k_dim,
-                mixer.head_v_dim,
-                [chunk_size] * batch,
-            )
-        else:
-            block, both = (
-                _ext.paged_attention_workspace(
-                    seq_lens=[max(context, chunk_size)] * batch,
-                    cu_seqlens_q=[i * chunk_size for i in range(batch + 1)],
-                    num_q_heads=mixer.num_heads,
-                    num_kv_heads=mixer.num_kv_heads,
-                    head_dim=stored_head_dim(mixer.head_dim, *parse_kv_format(kv_format)),
-                    causal=True,
-                    window=0,
-                    threads=count,
-                )
-                for count in (0, 1)
-            )
-            each = both - block
-        shared, per_worker = max(shared, block), max(per_worker, each)
-    return _whole_pages(shared) + threads * _whole_pages(per_worker)
-
-
-def _whole_pages(n: int) -> int:
-    return -(-n // 4096) * 4096
 
 
 def _widest_half(model: ModelShape, tokens: int, sequences: int, kv_format: str) -> dict[str, int]:
@@ -492,7 +476,9 @@ def enforce_limit(chunk: ChunkPlan) -> Iterator[int]:
     Yields:
         The planned peak of MLX's active memory.
     """
-    peak = mx.get_active_memory() + chunk.transient_bytes + chunk.logits_bytes
+    peak = mx.get_active_memory() + chunk.total_bytes
+    if not chunk.workspace_in_mlx:
+        peak -= chunk.workspace_bytes
     old_memory = mx.set_memory_limit(peak - chunk.largest_op_bytes)
     old_cache = mx.set_cache_limit(chunk.largest_op_bytes)
     try:
