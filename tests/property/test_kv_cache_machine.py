@@ -39,7 +39,8 @@ class Machine(RuleBasedStateMachine):
             KVPool(1, 1, DIM, page_size=PAGE, kv_format="f32", growable=True),
         ]
         for pool in self.pools:
-            pool.pages.load(*(mx.full(a.shape, mx.nan) for a in pool.pages.arrays))
+            nan = (mx.full(a.shape, mx.nan) for a in pool.pages.arrays)
+            pool.pages.write_pages(range(pool.pages.num_pages), *nan)
         self.alive: list[Batch] = []
 
     def keep(self, cache: PagedKVCache, rows: list[list[int]]) -> Batch:

@@ -393,7 +393,9 @@ class PagedKVCache:
                 [mx.take(mx.concatenate(arrays[p][i::2]), table, axis=0) for i in (0, 1)]
                 for p, table, _ in rows
             ]
-            self.pool.pages.load(*(mx.concatenate([part[i] for part in parts]) for i in (0, 1)))
+            k, v = (mx.concatenate([part[i] for part in parts]) for i in (0, 1))
+            self.pool.pages.write_pages(range(held), k, v)
+            mx.eval(self.pool.pages.arrays)
         self._rows = None if rows is None else [_Row.new(self.pool) for _ in rows]
         if self._rows:  # a new pool hands out its pages in order
             self.pool.extend(

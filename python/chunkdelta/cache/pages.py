@@ -206,31 +206,6 @@ class KVPages(Pool):
             self._add_arrays(self._new_slab(num_pages))
             self._first_page.append(self.num_pages + num_pages)
 
-    def load(self, k: mx.array, v: mx.array) -> None:
-        """Take the contents of all pages of a pool of one slab from saved ones.
-
-        Args:
-            k: keys as stored, of the shape and dtype of ``arrays[0]``; copied.
-            v: values as stored, of the shape and dtype of ``arrays[1]``; copied.
-
-        Raises:
-            ValueError: shapes or dtypes that do not fit.
-        """
-        new = [k, v]
-        for name, array, own in zip("kv", new, self.arrays, strict=True):
-            if array.shape != own.shape or array.dtype != own.dtype:
-                raise ValueError(
-                    f"[KVPages.load] expected {name} {own.dtype} {own.shape}; "
-                    f"got {array.dtype} {array.shape}"
-                )
-
-        def build(index: int, arrays: list[mx.array], reads: list[mx.array]) -> mx.array:
-            every_page = mx.arange(self.num_pages)
-            return mx.depends(mx.take(new[index], every_page, axis=0), reads)
-
-        self._write("KVPages.load", [0, 1], build)
-        mx.eval(self.arrays)
-
     def copy_pages(
         self,
         source: Sequence[int],
