@@ -5,9 +5,18 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <map>
+#include <string>
+#include <vector>
+
 #include "bindings/bindings.h"
 #include "core/launch_plan.h"
 #include "core/metal_sources.h"
+#include "metal/encoder.h"
+#include "mlx/primitives.h"
+#include "mlx/transforms.h"
+#include "ops/checks.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -23,6 +32,59 @@ nb::bytes bytes_of(const T& data) {
 const char* type_of(const FunctionConstant& constant) {
   constexpr const char* names[] = {"bool", "int", "uint", "float"};
   return names[constant.value.index()];
+}
+
+// The memory that a role names: the bytes from an array's first element to its last, however it is
+// strided. Roles with one address share it.
+struct RoleMemory {
+  uintptr_t address;
+  std::vector<uint8_t> bytes;
+  int output;    // index of the output that it is, or -1
+  bool defined;  // an input, or an output that aliases one
+};
+
+struct CapturedPlan {
+  Plan plan;
+  std::map<std::string, RoleMemory> memory;
+};
+
+int64_t extent_bytes(const mx::array& a) {
+  if (a.size() == 0) return 0;
+  int64_t last = 0;
+  for (size_t i = 0; i < a.ndim(); i++) last += (a.shape(i) - 1) * a.strides(i);
+  return (last + 1) * static_cast<int64_t>(a.itemsize());
+}
+
+// What eval_gpu of the primitive behind `out` would encode, on any machine. The inputs are
+// evaluated; the outputs are not.
+std::vector<CapturedPlan> capture_plans(const mx::array& out) {
+  if (!out.has_primitive()) refuse("capture", "an array that is not evaluated", describe(out));
+  std::vector<mx::array> inputs = out.inputs(), outputs;
+  mx::eval(inputs);
+  for (const mx::array& a : out.outputs())
+    outputs.emplace_back(a.shape(), a.dtype(), nullptr, std::vector<mx::array>{});
+  PlanCapture capture;
+  out.primitive().eval_gpu(inputs, outputs);
+
+  std::vector<CapturedPlan> result;
+  for (const auto& [plan, arrays] : capture.plans) {
+    CapturedPlan& captured = result.emplace_back(CapturedPlan{plan, {}});
+    for (const auto& [role, array] : arrays) {
+      const auto* data = array.size() ? array.data<uint8_t>() : nullptr;
+      RoleMemory memory{reinterpret_cast<uintptr_t>(data), {}, -1, false};
+      memory.bytes.resize(extent_bytes(array));
+      for (size_t i = 0; i < outputs.size(); i++) {
+        if (outputs[i].id() == array.id()) memory.output = static_cast<int>(i);
+      }
+      for (const mx::array& input : inputs) {
+        memory.defined |= input.size() && input.data<uint8_t>() == data;
+      }
+      memory.defined |= memory.output < 0;
+      if (memory.defined) std::memcpy(memory.bytes.data(), data, memory.bytes.size());
+      captured.memory.emplace(role, std::move(memory));
+    }
+  }
+  return result;
 }
 
 }  // namespace
@@ -76,6 +138,15 @@ void bind_plans(nb::module_& plans) {
         for (const Launch& launch : plan.launches) text += ", " + launch.kernel;
         return text + ")";
       });
+  nb::class_<RoleMemory>(plans, "RoleMemory")
+      .def_ro("address", &RoleMemory::address)
+      .def_prop_ro("bytes", &bytes_of<RoleMemory>)
+      .def_ro("output", &RoleMemory::output)
+      .def_ro("defined", &RoleMemory::defined);
+  nb::class_<CapturedPlan>(plans, "CapturedPlan")
+      .def_ro("plan", &CapturedPlan::plan)
+      .def_ro("memory", &CapturedPlan::memory);
+  plans.def("capture", &capture_plans, "out"_a);
   // The embedded text of every source, by the name that launches use.
   plans.def("metal_sources", &metal_sources);
 }

@@ -14,6 +14,21 @@ namespace chunkdelta {
 // The arrays of an op by role; outputs have their memory already.
 using PlanArrays = std::vector<std::pair<std::string, mlx::core::array>>;
 
+// While one exists, encode_plan on its thread hands plans over to it and encodes nothing: what an
+// op would do on a GPU, for tests and on any machine.
+class PlanCapture {
+ public:
+  PlanCapture();
+  ~PlanCapture();
+  PlanCapture(const PlanCapture&) = delete;
+  PlanCapture& operator=(const PlanCapture&) = delete;
+
+  std::vector<std::pair<Plan, PlanArrays>> plans;
+
+ private:
+  PlanCapture* outer_;
+};
+
 // Encodes all launches of `plan` on `stream`'s command buffer, from eval_gpu. Scratch and host data
 // are temporaries of that buffer. Throws std::runtime_error in a build without Metal.
 void encode_plan(const Plan& plan, const PlanArrays& arrays, mlx::core::Stream stream);
