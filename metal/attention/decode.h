@@ -142,14 +142,14 @@ template <typename T, int D>
   const int hq = hkv * group_size;
   const float scale = params.scale;
   const float softcap = params.softcap;
-  const device AttentionTile& tile = tiles[params.first_tile + int(tg.x)];
-  const int token = tile.token;
-  const int rows = tile.rows;
-  const int row0 = tile.row;
-  const int begin = tile.key_begin;
-  const int end = tile.key_end;
-  const int partial = tile.state;
-  const bool last = (tile.flags & kAttentionTileLast) != 0;
+  const device AttentionTile* tile = tiles + params.first_tile + int(tg.x);
+  const int token = tile->token;
+  const int rows = tile->rows;
+  const int row0 = tile->row;
+  const int begin = tile->key_begin;
+  const int end = tile->key_end;
+  const int partial = tile->state;
+  const bool last = (tile->flags & kAttentionTileLast) != 0;
 
   for (int i = int(tid); i < kDecodeRows * W; i += NT) {
     const int r = row0 + i / W;
@@ -164,11 +164,11 @@ template <typename T, int D>
   threadgroup_barrier(mem_flags::mem_threadgroup);  // Q is here
 
   const int position = (row0 + fr) / group_size;
-  const int see_from = has_window ? max(begin, position + tile.shift - params.window + 1) : begin;
-  const int see_to = causal ? min(end - 1, position + tile.shift) : end - 1;
+  const int see_from = has_window ? max(begin, position + tile->shift - params.window + 1) : begin;
+  const int see_to = causal ? min(end - 1, position + tile->shift) : end - 1;
   PageCursor pages = page_cursor(
-      block_table, tile.table, params.table_length, params.num_pages, hkv, kv_head, int(lane));
-  const uint gathered = uint(kv_head * params.gathered_rows + tile.gathered);
+      block_table, tile->table, params.table_length, params.num_pages, hkv, kv_head, int(lane));
+  const uint gathered = uint(kv_head * params.gathered_rows + tile->gathered);
   const bool paged = !k_gathered || !v_gathered;
   const int k_bytes = decode_row_bytes<T, D>(k_format);
   const int v_bytes = decode_row_bytes<T, D>(v_format);

@@ -163,16 +163,16 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
   const float scale = params.scale;
   const float softcap = params.softcap;
   const int window = params.window;
-  const device AttentionTile& tile = tiles[params.first_tile + int(tg.x)];
-  const int token = tile.token;
-  const int rows = tile.rows;
-  const int row0 = tile.row;
-  const int shift = tile.shift;
-  const int begin = tile.key_begin;
-  const int end = tile.key_end;
-  const int state_row = tile.state - row0;  // of the sequence's row 0
-  const bool first = (tile.flags & kAttentionTileFirst) != 0;
-  const bool last = (tile.flags & kAttentionTileLast) != 0;
+  const device AttentionTile* tile = tiles + params.first_tile + int(tg.x);
+  const int token = tile->token;
+  const int rows = tile->rows;
+  const int row0 = tile->row;
+  const int shift = tile->shift;
+  const int begin = tile->key_begin;
+  const int end = tile->key_end;
+  const int state_row = tile->state - row0;  // of the sequence's row 0
+  const bool first = (tile->flags & kAttentionTileFirst) != 0;
+  const bool last = (tile->flags & kAttentionTileLast) != 0;
 
   // Keys that no row of the row group sees; keys that all rows of the tile see.
   const int last_row = min(row0 + 8 * RF * WM, rows) - 1;
@@ -219,8 +219,8 @@ template <typename T, int D, int BK, int WM, int WN, int DS, int RF, bool SHARED
   }
 
   PageCursor pages = page_cursor(
-      block_table, tile.table, params.table_length, params.num_pages, hkv, kv_head, int(lane));
-  const uint gathered = uint(kv_head * params.gathered_rows + tile.gathered);
+      block_table, tile->table, params.table_length, params.num_pages, hkv, kv_head, int(lane));
+  const uint gathered = uint(kv_head * params.gathered_rows + tile->gathered);
   const bool paged = !k_gathered || !v_gathered;
   uint page_row[2] = {0, 0};  // pool rows of the tile's 16-key blocks
   uint k_row[2];

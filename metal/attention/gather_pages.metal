@@ -18,16 +18,16 @@ template <typename T, typename Codec>
     uint3 tg [[threadgroup_position_in_grid]],
     uint sg [[simdgroup_index_in_threadgroup]],
     uint lane [[thread_index_in_simdgroup]]) {
-  const device GatherSpan& span = spans[params.first_span + int(tg.x)];
+  const device GatherSpan* span = spans + params.first_span + int(tg.x);
   const int head_dim = params.head_dim;
   const int hkv = params.num_kv_heads;
   const int kv_head = int(tg.y);
   const int offset = int(sg) * 16;
-  const int keys = min(16, span.keys - offset);
+  const int keys = min(16, span->keys - offset);
   if (keys <= 0) return;
 
-  const int key = span.key + offset;
-  const int entry = min(span.table + key / params.page_size, params.table_length - 1);
+  const int key = span->key + offset;
+  const int entry = min(span->table + key / params.page_size, params.table_length - 1);
   const uint id = min(uint(block_table[entry]), uint(params.num_pages - 1));
   const uint page = id - uint(params.first_page);
   if (page >= uint(params.slab_pages)) return;  // also below first_page: the difference wraps
@@ -36,7 +36,7 @@ template <typename T, typename Codec>
       (size_t(page) * hkv + kv_head) * params.page_size + key % params.page_size;
   const int row_bytes = Codec::row_bytes(head_dim);
   const device uchar* from = pages + pool_row * row_bytes;
-  device T* to = out + (size_t(kv_head) * params.gathered_rows + span.row + offset) * head_dim;
+  device T* to = out + (size_t(kv_head) * params.gathered_rows + span->row + offset) * head_dim;
   const int runs = head_dim / 8;
   for (int i = int(lane); i < keys * runs; i += 32) {
     const int r = i / runs;

@@ -35,11 +35,11 @@ template <typename P, typename T>
   int count = params.count;
   int stride = params.stride;
   if (mapped) {
-    const device MergeRow& map = merge_rows[token];
-    token = map.token;
-    first = map.first;
-    count = map.count;
-    stride = map.stride;
+    const device MergeRow* map = merge_rows + token;
+    token = map->token;
+    first = map->first;
+    count = map->count;
+    stride = map->stride;
   }
 
   float top = -INFINITY;
