@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -60,16 +61,19 @@ class Table:
     rows: Callable[[bool], Iterator[Row]]  # given whether smaller shapes are asked for
 
 
-def delta_inputs(
-    length: int, heads_k: int = 1, heads_v: int = 2, dim: int = 128
-) -> tuple[np.ndarray, ...]:
+Array = npt.NDArray[np.generic]
+DeltaInputs = tuple[Array, Array, Array, Array, Array, Array]
+
+
+def delta_inputs(length: int, heads_k: int = 1, heads_v: int = 2, dim: int = 128) -> DeltaInputs:
     """q, k [1,T,Hk,D], v [1,T,Hv,D], decay and beta [1,T,Hv], half; state float32 [1,Hv,D,D]."""
     rng = np.random.default_rng(0)
     q, k = (0.09 * rng.standard_normal((1, length, heads_k, dim)) for _ in range(2))
     v = rng.standard_normal((1, length, heads_v, dim))
     decay, beta = (rng.uniform(low, 1, (1, length, heads_v)) for low in (0.7, 0))
     state = rng.standard_normal((1, heads_v, dim, dim)).astype(np.float32)
-    return (*(a.astype(np.float16) for a in (q, k, v, decay, beta)), state)
+    q, k, v, decay, beta = (a.astype(np.float16) for a in (q, k, v, decay, beta))
+    return q, k, v, decay, beta, state
 
 
 def mlx_gated_delta() -> Iterator[Row]:
