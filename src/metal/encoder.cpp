@@ -41,6 +41,7 @@ namespace mx = mlx::core;
 namespace {
 
 constexpr size_t MAX_PARAMS_BYTES = 4096;  // of setBytes
+constexpr int TOKEN_INDEX = 30;            // the last buffer index; no kernel has it
 
 [[noreturn]] void fail(const Plan& plan, const std::string& what) {
   throw std::logic_error("[" + plan.op + "] launch plan " + what);
@@ -96,7 +97,8 @@ MTL::Size size(const std::array<uint32_t, 3>& n) {
 
 }  // namespace
 
-void encode_plan(const Plan& plan, const PlanArrays& arrays, mx::Stream stream) {
+void encode_plan(const Plan& plan, const PlanArrays& arrays, mx::Stream stream,
+                 const PlanOrder& order) {
   if (capture) {
     capture->plans.emplace_back(plan, arrays);
     return;
@@ -116,11 +118,15 @@ void encode_plan(const Plan& plan, const PlanArrays& arrays, mx::Stream stream) 
     memory.emplace(data.role, array);
   }
 
+  if (plan.launches.empty()) return;
+  for (const mx::array& token : order.waits) encoder.set_input_array(token, TOKEN_INDEX);
+  for (const mx::array& token : order.signals) encoder.register_output_array(token);
   for (const Launch& launch : plan.launches) {
     MTL::ComputePipelineState* kernel = pipeline(plan, launch, device);
     encoder.set_compute_pipeline_state(kernel);
     for (const BufferBinding& buffer : launch.buffers) {
       const auto bound = memory.find(buffer.role);
+      if (buffer.index >= TOKEN_INDEX) fail(plan, "binds the index of tokens");
       if (bound == memory.end()) fail(plan, "binds the unknown role " + buffer.role);
       // MLX puts barriers between dispatches where these calls name the same buffer.
       if (buffer.access == Access::Read) {
@@ -167,7 +173,7 @@ int gpu_cores(mx::Stream stream) {
 
 namespace chunkdelta {
 
-void encode_plan(const Plan& plan, const PlanArrays& arrays, mlx::core::Stream) {
+void encode_plan(const Plan& plan, const PlanArrays& arrays, mlx::core::Stream, const PlanOrder&) {
   if (capture) {
     capture->plans.emplace_back(plan, arrays);
     return;

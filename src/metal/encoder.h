@@ -29,9 +29,19 @@ class PlanCapture {
   PlanCapture* outer_;
 };
 
+// Orders a reader of a pool and the next writer. MLX orders dispatches of one encoder whichever way
+// they share a buffer, but encoders only where one reads what another wrote: not where it
+// overwrites what another reads. So a reader signals a token, an output without a role, for which
+// the writer waits.
+struct PlanOrder {
+  std::vector<mlx::core::array> waits = {};
+  std::vector<mlx::core::array> signals = {};
+};
+
 // Encodes all launches of `plan` on `stream`'s command buffer, from eval_gpu. Scratch and host data
 // are temporaries of that buffer. Throws std::runtime_error in a build without Metal.
-void encode_plan(const Plan& plan, const PlanArrays& arrays, mlx::core::Stream stream);
+void encode_plan(const Plan& plan, const PlanArrays& arrays, mlx::core::Stream stream,
+                 const PlanOrder& order = {});
 
 // Whether kernels may read `a` four elements at a time: a view into an array may begin anywhere.
 inline bool starts_at_vector(const mlx::core::array& a) {

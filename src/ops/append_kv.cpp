@@ -79,7 +79,8 @@ void AppendKV::eval_cpu(const std::vector<mx::array>& inputs, std::vector<mx::ar
 void AppendKV::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::array>& outputs) {
   outputs[0].copy_shared_buffer(inputs[0]);
   encode_plan(plan_append_kv(options_, slots_->slots, starts_at_vector(inputs[1])),
-              {{"x", inputs[1]}, {"pages", outputs[0]}}, stream());
+              {{"x", inputs[1]}, {"pages", outputs[0]}}, stream(),
+              {.waits = {inputs.begin() + 2, inputs.end()}});
 }
 
 mx::array copy_pages(const std::vector<mx::array>& slabs, size_t slab,
@@ -129,7 +130,9 @@ void CopyPages::eval_gpu(const std::vector<mx::array>& inputs, std::vector<mx::a
   for (size_t i = 0; i + 1 < first_page_.size(); i++) {
     arrays.emplace_back("pages." + std::to_string(i), i == slab_ ? outputs[0] : inputs[i]);
   }
-  encode_plan(plan_copy_pages(call), arrays, stream());
+  const auto slabs = static_cast<ptrdiff_t>(first_page_.size()) - 1;
+  encode_plan(plan_copy_pages(call), arrays, stream(),
+              {.waits = {inputs.begin() + slabs, inputs.end()}});
 }
 
 }  // namespace chunkdelta

@@ -192,7 +192,7 @@ void PagedAttention::eval_gpu(const std::vector<mx::array>& inputs,
     arrays.emplace_back("v_pages" + suffix, inputs[first + slabs + i]);
   }
   // The token's byte is never read: it stands for this node, after which its readers run.
-  encode_plan(plan_paged_attention(call), arrays, stream());
+  encode_plan(plan_paged_attention(call), arrays, stream(), {.signals = {outputs.back()}});
 }
 
 }  // namespace chunkdelta

@@ -36,6 +36,7 @@ T value_of(const std::string& hex) {
 struct Input {
   chunkdelta::Plan plan;
   chunkdelta::PlanArrays arrays;
+  chunkdelta::PlanOrder order;
 };
 
 // Lines of a word that says what, and its fields: see plan_text in test_encoder.py.
@@ -49,12 +50,14 @@ Input parse(std::istream& in) {
       in >> current_log->max_threads;
     } else if (what == "architecture") {
       in >> current_device->architecture;
-    } else if (what == "array") {
+    } else if (what == "array" || what == "waits" || what == "signals") {
       in >> text;
       mx::array a({16}, mx::uint8, nullptr, {});
       a.set_data(mx::allocator::malloc(16));
       current_log->names[a.buffer().ptr()] = text;
-      out.arrays.emplace_back(text, a);
+      if (what == "array") out.arrays.emplace_back(text, a);
+      if (what == "waits") out.order.waits.push_back(a);
+      if (what == "signals") out.order.signals.push_back(a);
     } else if (what == "scratch") {
       auto& scratch = out.plan.scratch.emplace_back();
       in >> scratch.role >> scratch.bytes;
@@ -103,7 +106,7 @@ std::string run(const char* text) {
   auto& calls = current_log->calls;
   try {
     calls << "cores " << chunkdelta::gpu_cores(stream) << "\n";
-    chunkdelta::encode_plan(input.plan, input.arrays, stream);
+    chunkdelta::encode_plan(input.plan, input.arrays, stream, input.order);
   } catch (const std::exception& error) {
     calls << "error " << error.what() << "\n";
   }

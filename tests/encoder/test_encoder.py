@@ -260,6 +260,16 @@ def test_barriers_stand_where_launches_share_a_buffer(recorder, first, second, b
     assert record(recorder, plan, ["x"]).count("barrier") == barriers
 
 
+def test_tokens_order_what_shares_no_array(recorder):
+    """Before anything is dispatched: the writer binds its readers' tokens, a reader its own."""
+    plan = Plan([Launch([Binding(0, "x", "Read")]), Launch([Binding(0, "y", "Write")])])
+    lines = record(recorder, plan, ["x", "y"], "waits first", "waits second", "signals token")
+    order = [line for line in lines if line.startswith(("input 30", "signal", "dispatch"))]
+    assert order[:3] == ["input 30 first 0", "input 30 second 0", "signal token"]
+    assert [line.split()[0] for line in order[3:]] == ["dispatch", "dispatch"]
+    assert record(recorder, Plan([]), [], "waits first", "signals token")[1:] == []
+
+
 def test_specialisations_have_different_names(recorder):
     """MLX caches pipelines by name for the whole process."""
     values = [("bool", True), ("bool", False), ("int", 3), ("float", 0.1), ("float", 0.1 + 2**-26)]
@@ -272,6 +282,7 @@ def test_specialisations_have_different_names(recorder):
     ("plan", "message"),
     [
         (Plan([Launch([Binding(0, "nobody", "Read")])]), "binds the unknown role nobody"),
+        (Plan([Launch([Binding(30, "nobody", "Read")])]), "binds the index of tokens"),
         (Plan([Launch(source="no/where")]), "names the unknown source no/where"),
         (Plan([Launch(params=[Item(0, bytes=bytes(4097))])]), "passes params of 4097 bytes"),
         (Plan([], scratch=[Item(role="work", bytes=2**31)]), "asks for 2147483648 bytes for work"),

@@ -84,8 +84,11 @@ class CommandEncoder {
   void set_output_array(array& a, int idx, int64_t offset = 0) {
     record("output", a, idx, offset);
     touch(a);
-    needs_barrier_ |= previous_inputs_.contains(a.buffer().ptr());
-    next_outputs_.insert(a.buffer().ptr());
+    write(a);
+  }
+  void register_output_array(const array& a) {
+    recording::log().calls << "signal " << recording::log().name(a) << "\n";
+    write(a);
   }
   void set_vector_bytes(const std::vector<uint8_t>& bytes, int idx) {
     recording::log().calls << "bytes " << idx << " ";
@@ -128,6 +131,10 @@ class CommandEncoder {
   void touch(const array& a) {
     needs_barrier_ |= previous_outputs_.contains(a.buffer().ptr());
     next_inputs_.insert(a.buffer().ptr());
+  }
+  void write(const array& a) {
+    needs_barrier_ |= previous_inputs_.contains(a.buffer().ptr());
+    next_outputs_.insert(a.buffer().ptr());
   }
   bool needs_barrier_ = false;
   std::unordered_set<const void*> previous_inputs_, previous_outputs_, next_inputs_, next_outputs_;
