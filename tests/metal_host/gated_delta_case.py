@@ -15,6 +15,8 @@ from chunkdelta.testing.compare import relative_error
 from tests.metal_host import PlanResult, execute_plan
 
 Array = npt.NDArray[Any]
+DTYPES = ("float32", "float16", "bfloat16")
+RAGGED = (0, 0, 1, 18, 18, 60, 77, 77)  # empty sequences, single tokens, tails
 NAN_BITS = {"float32": 0x7FC00000, "float16": 0x7E00, "bfloat16": 0x7FC0}
 L2NORM_EPS = 1e-6
 
