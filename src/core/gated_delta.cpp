@@ -42,8 +42,8 @@ class Call {
     chunk_floats_ = 2 * C_ * ld_ + 2 * C_ * C_;
     head_floats_ = 2 * C_ * C_ + 5 * C_ + 16;
     slice_floats_ = options.key_dim * SLICE;
-    const int64_t chunk_scratch = options.key_dim * (GATED_DELTA_TRANSPOSED_LD + 2 * C_);
-    scratch_floats_ = std::max<int64_t>(chunk_scratch, C_ * SLICE);
+    const int64_t transposed = options.key_dim * GATED_DELTA_TRANSPOSED_LD;
+    scratch_floats_ = std::max<int64_t>(transposed, C_ * SLICE);
   }
 
   void run(const std::vector<StateSequence>& sequences) {
@@ -120,7 +120,7 @@ class Call {
     return result;
   }
 
-  size_t steps_bytes() const { return MAX_STEPS * (2 * options_.key_dim + 4) * sizeof(float); }
+  size_t steps_bytes() const { return MAX_STEPS * (2 * options_.key_dim + 5) * sizeof(float); }
   int64_t unit_floats() const {
     return group_ * slices_ * slice_floats_ + chunk_floats_ + head_floats_ + scratch_floats_;
   }

@@ -132,10 +132,6 @@ static inline Parts exp_parts(vf x) {
   return {x < -87.0f ? zero : x == x ? value * scale : x, x < -87.0f ? zero : rest * scale};
 }
 
-static inline float exp_scalar(float x) {
-  return exp(splat(x))[0];
-}
-
 static inline float load_gate(const HeadRows& g, int64_t t) {
   const float x = *row_of<float>(g, t);
   return x < GATED_DELTA_MIN_LOG_GATE ? GATED_DELTA_MIN_LOG_GATE : x;  // NaN stays NaN
@@ -165,49 +161,6 @@ static inline void chunk_rows(const GatedDeltaOptions& options, const HeadRows& 
     }
     load_qk(options, row_of<T>(k, t), k.element, dim, 1.0f, kt);
     load_qk(options, row_of<T>(q, t), q.element, dim, options.scale, qt);
-  }
-}
-
-typedef double vd __attribute__((vector_size(W * 4)));
-constexpr int WD = W / 2;  // doubles a vector
-
-static inline vd load_doubles(const float* p) {
-  typedef float half __attribute__((vector_size(WD * 4)));
-  return __builtin_convertvector(load_bits<half>(p), vd);
-}
-static inline void store_doubles(float* p, vd x) {
-  typedef float half __attribute__((vector_size(WD * 4)));
-  const half y = __builtin_convertvector(x, half);
-  std::memcpy(p, &y, sizeof(y));
-}
-
-// K K^T up to the diagonal, accumulated in float64: near-repeated keys make the triangular system
-// ill-conditioned, and rounded here, its entries alone cost eight times the error at beta = 2.
-// rows: scratch for K as doubles. transposed: K^T, as floats.
-static inline void gram_float64(int padded, int dim, const float* k, int ld,
-                                const float* transposed, double* rows, float* kk, int ld_kk) {
-  constexpr int ROWS = 4, LD = GATED_DELTA_TRANSPOSED_LD;
-  for (int t = 0; t < padded; t++) {
-    for (int i = 0; i < dim; i++) rows[t * dim + i] = k[t * ld + i];
-  }
-  for (int t = 0; t < padded; t += ROWS) {
-    for (int j = 0; j < t + ROWS; j += W) {
-      vd acc[ROWS][2] = {};
-      const double* a = rows + t * dim;
-      const float* b = transposed + j;
-      for (int i = 0; i < dim; i++, a++, b += LD) {
-        const vd b0 = load_doubles(b), b1 = load_doubles(b + WD);
-        CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
-          const vd x = vd{} + a[r * dim];
-          acc[r][0] = x * b0 + acc[r][0];
-          acc[r][1] = x * b1 + acc[r][1];
-        }
-      }
-      CHUNKDELTA_UNROLL for (int r = 0; r < ROWS; r++) {
-        store_doubles(kk + (t + r) * ld_kk + j, acc[r][0]);
-        store_doubles(kk + (t + r) * ld_kk + j + WD, acc[r][1]);
-      }
-    }
   }
 }
 
@@ -399,10 +352,10 @@ static inline void steps(const GatedDeltaOptions& options, int64_t length, const
                          const float* state_in, float* state_out, float* scratch) {
   const int dim = static_cast<int>(options.key_dim);
   struct Step {
-    float decay, beta, qk, counted;
+    float decay, rest, beta, qk, counted;
   };
   Step* all_steps = reinterpret_cast<Step*>(scratch);
-  float* vectors = scratch + 4 * length;  // k_0 q_0 k_1 q_1 ...
+  float* vectors = scratch + 5 * length;  // k_0 q_0 k_1 q_1 ...
   for (int64_t t = 0; t < length; t++) {
     Step& step = all_steps[t];
     step.counted = !counts || counts[t];
@@ -415,7 +368,9 @@ static inline void steps(const GatedDeltaOptions& options, int64_t length, const
     for (; i + W <= dim; i += W) product = load(kt + i) * load(qt + i) + product;
     if (i < dim) product = load_first(kt + i, dim - i) * load_first(qt + i, dim - i) + product;
     step.qk = sum(product);
-    step.decay = exp_scalar(load_gate(g, t));
+    const Parts decay = exp_parts(splat(load_gate(g, t)));
+    step.decay = decay.value[0];
+    step.rest = decay.rest[0];
     step.beta = load_beta(options.beta_dtype, beta, t);
   }
   constexpr int ROWS = 4;  // Dv is a multiple of 4
@@ -455,9 +410,10 @@ static inline void steps(const GatedDeltaOptions& options, int64_t length, const
       }
       v4 vt;
       for (int i = 0; i < ROWS; i++) vt[i] = to_float(row_of<T>(v, t)[(r + i) * v.element]);
-      const v4 dt = step.beta * (vt - step.decay * sums(sk));
-      const v4 ot = step.decay * sums(sq) + step.qk * dt;
-      const vf decay = splat(step.decay);
+      const v4 ks = sums(sk), qs = sums(sq);
+      const v4 dt = step.beta * (vt - (step.decay * ks + step.rest * ks));
+      const v4 ot = (step.decay * qs + step.rest * qs) + step.qk * dt;
+      const vf decay = splat(step.decay), rest = splat(step.rest);
       vf d[ROWS];
       CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
         from_float(ot[i], o + t * o_row + r + i);
@@ -466,14 +422,15 @@ static inline void steps(const GatedDeltaOptions& options, int64_t length, const
       for (c = 0; c + W <= dim; c += W) {
         const vf kc = load(kt + c);
         CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
-          store(s_out + i * dim + c, decay * load(s_in + i * dim + c) + d[i] * kc);
+          const vf s = load(s_in + i * dim + c);
+          store(s_out + i * dim + c, decay * s + (rest * s + d[i] * kc));
         }
       }
       if (c < dim) {
         const vf kc = load_first(kt + c, dim - c);
         CHUNKDELTA_UNROLL for (int i = 0; i < ROWS; i++) {
           const vf s = load_first(s_in + i * dim + c, dim - c);
-          store_first(s_out + i * dim + c, decay * s + d[i] * kc, dim - c);
+          store_first(s_out + i * dim + c, decay * s + (rest * s + d[i] * kc), dim - c);
         }
       }
       s_in = s_out;
@@ -528,8 +485,7 @@ static inline void gates(const GatedDeltaGates& options, int64_t rows, const T* 
 }  // namespace
 
 void gated_delta_chunk(const GatedDeltaOptions& options, HeadRows k, HeadRows q,
-                       const KeyChunk& chunk, float* scratch) {
-  float* transposed = scratch;
+                       const KeyChunk& chunk, float* transposed) {
   switch (options.dtype) {
     case Dtype::f32:
       chunk_rows<float>(options, k, q, chunk);

@@ -44,10 +44,11 @@ struct HeadChunk {
 // Row stride of K^T, padded against cache conflicts.
 constexpr int GATED_DELTA_TRANSPOSED_LD = GATED_DELTA_MAX_CHUNK + 16;
 
-// Loads k and q of `chunk` and computes its Gram matrices. scratch: K^T as floats [Dk,
-// GATED_DELTA_TRANSPOSED_LD] and K as doubles [C, Dk].
+// Loads k and q of `chunk` and computes its Gram matrices. transposed: scratch for K^T, [Dk,
+// GATED_DELTA_TRANSPOSED_LD].
 CHUNKDELTA_DECLARE_KERNEL(void gated_delta_chunk(const GatedDeltaOptions& options, HeadRows k,
-                                                 HeadRows q, const KeyChunk& chunk, float* scratch))
+                                                 HeadRows q, const KeyChunk& chunk,
+                                                 float* transposed))
 
 // Gates: fills `head` from the chunk's g and beta.
 CHUNKDELTA_DECLARE_KERNEL(void gated_delta_head(const GatedDeltaOptions& options, HeadRows g,
@@ -70,7 +71,7 @@ CHUNKDELTA_DECLARE_KERNEL(void gated_delta_store_slice(int64_t key_dim, int colu
 
 // Walks `length` rows step by step for value rows [0, rows) of a [Dv, Dk] state in place of the
 // chunk form: state_in (null: zeros) -> state_out, which may be the same. scratch: length * (2 Dk +
-// 4) floats.
+// 5) floats.
 CHUNKDELTA_DECLARE_KERNEL(void gated_delta_steps(const GatedDeltaOptions& options, int64_t length,
                                                  HeadRows q, HeadRows k, HeadRows v, HeadRows g,
                                                  HeadRows beta, const bool* counts, void* o,
