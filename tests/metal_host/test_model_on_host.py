@@ -35,7 +35,8 @@ def test_logits_are_those_of_the_cpu(kv_format):
     # between one call and many.
     assert relative_error(on_host, on_cpu) <= 5e-6
     kernels = " ".join(ran)
-    for op in ("causal_conv1d", "gated_delta", "append_kv", "flash", "decode"):
+    names = ("causal_conv1d", "gates", "prep", "scan", "sequential", "append_kv", "flash", "decode")
+    for op in names:
         assert op in kernels, (op, ran)
 
 
