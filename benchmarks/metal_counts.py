@@ -73,8 +73,8 @@ def delta_inputs(length: int, heads_k: int = 1, heads_v: int = 2, dim: int = 128
     v = rng.standard_normal((1, length, heads_v, dim))
     decay, beta = (rng.uniform(low, 1, (1, length, heads_v)) for low in (0.7, 0))
     state = rng.standard_normal((1, heads_v, dim, dim)).astype(np.float32)
-    q, k, v, decay, beta = (a.astype(np.float16) for a in (q, k, v, decay, beta))
-    return q, k, v, decay, beta, state
+    halves = [a.astype(np.float16) for a in (q, k, v, decay, beta)]
+    return halves[0], halves[1], halves[2], halves[3], halves[4], state
 
 
 def mlx_gated_delta() -> Iterator[Row]:
