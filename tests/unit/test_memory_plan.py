@@ -6,9 +6,9 @@ import chunkdelta
 import mlx.core as mx
 import pytest
 from chunkdelta import _ext
+from chunkdelta.loop.limits import enforce_limit
 from chunkdelta.loop.memory import (
     ChunkPlan,
-    enforce_limit,
     format_bytes,
     one_call_bytes,
     plan_memory,
@@ -197,6 +197,21 @@ def test_limits_are_restored_after_an_error():
     try:
         with pytest.raises(RuntimeError, match="inside"), enforce_limit(chunk):
             raise RuntimeError("inside")
+        assert mx.set_memory_limit(memory) == 1 << 40
+        assert mx.set_cache_limit(cache) == 1 << 30
+    finally:
+        mx.set_memory_limit(memory)
+        mx.set_cache_limit(cache)
+
+
+def test_overlapping_prefills_restore_the_limits_in_any_order():
+    memory, cache = mx.set_memory_limit(1 << 40), mx.set_cache_limit(1 << 30)
+    try:
+        one, two = (enforce_limit(ChunkPlan({"a": n << 20}, 0, 0, 1 << 20)) for n in (2, 9))
+        planned = max(one.__enter__(), two.__enter__())
+        one.__exit__(None, None, None)  # before the one that began later
+        assert mx.set_memory_limit(1) == planned - (1 << 20)
+        two.__exit__(None, None, None)
         assert mx.set_memory_limit(memory) == 1 << 40
         assert mx.set_cache_limit(cache) == 1 << 30
     finally:

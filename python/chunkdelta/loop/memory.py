@@ -5,8 +5,6 @@ docs/concepts/memory-plan.md explains the terms; here is where each number comes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import mlx.core as mx
@@ -357,7 +355,7 @@ def plan_chunk(
 
     Transients are the arrays of the widest half layer (mixer or feed-forward part) and the residual
     stream. The evaluator never needs more: it needs a window of a few ops, and
-    :func:`enforce_limit` holds its run-ahead to this sum. The workspace of attention grows with the
+    :func:`chunkdelta.loop.limits.enforce_limit` holds its run-ahead to this sum. The workspace of attention grows with the
     ``context`` up to the length of one segment (4,096 keys) and no further. ``device`` is
     ``"cpu"`` or ``"gpu"``; by default MLX's default device.
     """
@@ -461,28 +459,3 @@ def _mlp_arrays(mlp: MlpShape, hidden: int, b: int) -> dict[str, int]:
             "sum of experts": hidden * b,
         }
     return arrays
-
-
-@contextmanager
-def enforce_limit(chunk: ChunkPlan) -> Iterator[int]:
-    """Hold MLX's evaluator to a chunk's transients, on top of what is allocated now.
-
-    MLX's evaluator runs ahead of the kernels: it allocates outputs as long as active memory is
-    below the memory limit, then waits for kernels to finish and free their inputs. So a limit at
-    the plan less the largest single output makes the plan an upper bound of the peak. The limit on
-    cached free buffers keeps the resident size near it as well. Both are settings of the process;
-    they are restored on exit.
-
-    Yields:
-        The planned peak of MLX's active memory.
-    """
-    peak = mx.get_active_memory() + chunk.total_bytes
-    if not chunk.workspace_in_mlx:
-        peak -= chunk.workspace_bytes
-    old_memory = mx.set_memory_limit(peak - chunk.largest_op_bytes)
-    old_cache = mx.set_cache_limit(chunk.largest_op_bytes)
-    try:
-        yield peak
-    finally:
-        mx.set_memory_limit(old_memory)
-        mx.set_cache_limit(old_cache)

@@ -13,7 +13,8 @@ import mlx.core as mx
 import numpy as np
 
 from chunkdelta.loop.chunks import plan_chunks
-from chunkdelta.loop.memory import enforce_limit, plan_chunk
+from chunkdelta.loop.limits import enforce_limit
+from chunkdelta.loop.memory import plan_chunk
 from chunkdelta.loop.shapes import ModelShape
 
 
