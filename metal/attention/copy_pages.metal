@@ -16,9 +16,9 @@ using namespace chunkdelta;
     uint3 tg [[threadgroup_position_in_grid]],
     uint3 at [[thread_position_in_grid]],
     uint3 size [[threads_per_grid]]) {
-  const device PageCopy& copy = copies[params.first_copy + int(tg.y)];
+  const device PageCopy* copy = copies + params.first_copy + int(tg.y);
   const size_t words = size_t(params.words);
-  const device uint4* source = from + size_t(copy.from) * words;
-  device uint4* target = to + size_t(copy.to) * words;
+  const device uint4* source = from + size_t(copy->from) * words;
+  device uint4* target = to + size_t(copy->to) * words;
   for (uint i = at.x; i < uint(params.words); i += size.x) target[i] = source[i];
 }

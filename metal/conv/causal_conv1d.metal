@@ -68,11 +68,11 @@ template <typename T, int V>
   const int channels = params.channels;
   const int c = int(at.x) * V;
   if (c >= channels) return;
-  const device ConvBlock& block = blocks[params.first_block + int(tg.y)];
-  const int begin = block.begin;
-  const int first = block.row;
-  const int rows = block.rows;
-  const size_t carried = size_t(block.sequence) * (width - 1) * channels + c;
+  const device ConvBlock* block = blocks + params.first_block + int(tg.y);
+  const int begin = block->begin;
+  const int first = block->row;
+  const int rows = block->rows;
+  const size_t carried = size_t(block->sequence) * (width - 1) * channels + c;
 
   Wide taps[CONV_MAX_TAPS];
   UNROLL for (int k = 0; k < CONV_MAX_TAPS; k++) {
@@ -124,7 +124,7 @@ template <typename T, int V>
     window[width - 2] = newest;
   }
 
-  if (block.last) {
+  if (block->last) {
     UNROLL for (int i = 0; i < CONV_MAX_TAPS - 1; i++) {
       if (i < width - 1) Lane::store(state + carried + size_t(i) * channels, window[i]);
     }

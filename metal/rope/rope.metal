@@ -12,26 +12,17 @@ using namespace chunkdelta;
 constant bool traditional [[function_constant(ROPE_TRADITIONAL)]];
 
 // cos and sin of position times a pair's turn.
-METAL_FUNC float2 rotation(int position, const device RopePair& pair) {
-  const ulong turn = ulong(pair.turn_high) << 32 | ulong(pair.turn_low);
+METAL_FUNC float2 rotation(int position, ulong turn) {
   const ulong turned = ulong(long(position)) * turn;
   // The nearest quarter turn, and what is left: at most an eighth of a turn, so that the argument
   // of cos and sin keeps all its bits.
-  const ulong quarter = (turned + (1ul << 61)) >> 62;
+  const ulong quarter = (turned + (ulong(1) << 61)) >> 62;
   const int left = int(long(turned - (quarter << 62)) >> 32);
   const float angle = float(left) * 1.46291807926715968e-9f;  // 2 pi / 2^32
   const float c = precise::cos(angle);
   const float s = precise::sin(angle);
-  switch (int(quarter & 3)) {
-    case 0:
-      return float2(c, s);
-    case 1:
-      return float2(-s, c);
-    case 2:
-      return float2(-c, -s);
-    default:
-      return float2(s, -c);
-  }
+  const float2 within = (quarter & 1) != 0 ? float2(-s, c) : float2(c, s);
+  return (quarter & 2) != 0 ? -within : within;
 }
 
 // Threadgroup: (128, 1, 1), a simdgroup per token. Grid: (ceil(tokens / 4), groups of heads, 1)
@@ -55,8 +46,10 @@ template <typename T>
   const size_t at = (size_t(token) * params.heads + first) * head_dim;
 
   for (int i = int(lane); i < count; i += 32) {
-    const device RopePair& pair = pairs[i];
-    const float2 turn = rotation(positions[size_t(pair.axis) * params.tokens + token], pair);
+    const device RopePair* pair = pairs + i;
+    const float2 turn = rotation(
+        positions[size_t(pair->axis) * params.tokens + token],
+        ulong(pair->turn_high) << 32 | ulong(pair->turn_low));
     const int column = traditional ? 2 * i : i;
     const int other = traditional ? 1 : count;
     for (int h = 0; h < heads; h++) {
