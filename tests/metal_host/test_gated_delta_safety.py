@@ -171,8 +171,8 @@ EDITS = [  # file, what it says, what a mistake would say, a case that must noti
     ("scan.h", "sequence->state)", "sequence->initial)", Case(tokens=40, slots=(2,), num_slots=3)),
     (
         "options.h",
-        "if (x + e < head_k_dim) y[e] = row[x + e];",
-        "y[e] = row[x + e];",
+        "if (x + e < head_k_dim) y[e]",
+        "y[e]",
         Case(tokens=40, key_dim=80),
     ),
     ("sequential.h", "has_mask && !mask[row]", "false", Case(tokens=9, mask=0.5)),
