@@ -68,7 +68,7 @@ def build(work: Path) -> tuple[Path, Path]:
     # fmt: off
     subprocess.run(
         [sys.executable, "-m", "cmake", "-S", str(ROOT), "-B", str(tree), "-G", "Ninja",
-         "-DCMAKE_BUILD_TYPE=MinSizeRel", f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja')}",
+         "-DCMAKE_BUILD_TYPE=MinSizeRel", f"-DCMAKE_MAKE_PROGRAM={shutil.which('ninja', path=environment()['PATH'])}",
          f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'cmake/macos-cross.cmake'}",
          f"-DMLX_ROOT={mlx}", f"-DPython_EXECUTABLE={sys.executable}"],
         check=True, env=environment(), stdout=subprocess.DEVNULL,
