@@ -4,7 +4,7 @@ All 32 layers of Qwen3.5-9B with random 4-bit weights (about 5.6 GB with float32
 multiplies quantised weights seven times faster by float32 activations than by bfloat16). The cache
 is filled directly, then the last tokens are prefilled and one is decoded.
 
-    python benchmarks/full_9b.py                             # 131,072 tokens, the last 128 run
+    python -m benchmarks.full_9b                             # 131,072 tokens, the last 128 run
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A gated-delta layer and an attention layer of Qwen3.5-9B (16 q heads on 4 KV hea
 32 value heads of 128) run the last chunk of a context whose cache is filled directly. The residual
 stream and the MLP are narrow, so that what is measured is the mixers' memory.
 
-    python benchmarks/memory_ladder.py                       # 4k, 16k, 64k, 131k; a process each
-    python benchmarks/memory_ladder.py --contexts 4096 16384 --chunk-size 128 --json
+    python -m benchmarks.memory_ladder                       # 4k, 16k, 64k, 131k; a process each
+    python -m benchmarks.memory_ladder --contexts 4096 16384 --chunk-size 128 --json
 """
 
 from __future__ import annotations
