@@ -124,7 +124,7 @@ class Result:
         self.o = unpack(self.o_bits, call.case.dtype)
         self.pool = done.arrays["state"]
         self.state = self.pool[list(call.case.slots)] if call.case.slots else self.pool
-        self.checkpoints = done.arrays.get("checkpoints", np.zeros((0,)))
+        self.checkpoints = done.arrays.get("checkpoints", np.zeros(call.checkpoints.shape))
 
     def errors(self) -> tuple[float, float, float]:
         """Relative errors of o, the states and the checkpoints."""
