@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import mlx.core as mx
 
 from chunkdelta import _ext
-from chunkdelta.cache.pool import Pool
+from chunkdelta.cache.pool import Pool, refuse_beyond_memory
 from chunkdelta.ops.rotation import BLOCK, Rotation, pad_heads, rotate
 
 T = TypeVar("T")
@@ -167,6 +167,8 @@ class KVPages(Pool):
                 f"[KVPages] expected at most 2**31 - 1 slots; got {self._first_page[-1] + num_pages}"
                 f" pages of {self.page_size}"
             )
+        size = num_pages * self.page_size * self.bytes_per_token
+        refuse_beyond_memory("KVPages", "pages", size)
         dtypes = {"f32": mx.float32, "f16": mx.float16, "bf16": mx.bfloat16}
         return [
             mx.zeros(

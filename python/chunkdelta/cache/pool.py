@@ -18,10 +18,21 @@ from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
 import mlx.core as mx
+import psutil
 
 from chunkdelta import _ext
 
 T = TypeVar("T")
+
+
+def refuse_beyond_memory(op: str, what: str, nbytes: int) -> None:
+    """Raise ValueError for a pool that this machine's memory cannot hold; MLX would crash."""
+    total = psutil.virtual_memory().total
+    if nbytes > total:
+        raise ValueError(
+            f"[{op}] expected {what} of at most {total:,} bytes, this machine's memory; "
+            f"got {nbytes:,} bytes"
+        )
 
 
 class _Node:

@@ -139,8 +139,27 @@ class PrefixCache:
         self.efficiency_weight = efficiency_weight
         self._lock = threading.RLock()
         self._clock = 0
+        self._model: weakref.ref[Any] | None = None
         self._empty()
         self._counts: Counter[str] = Counter()
+
+    def bind(self, model: object) -> None:
+        """Tie the cache to the model whose states it keeps; another model is refused.
+
+        Raises:
+            ValueError: the cache is tied to another model.
+        """
+        with self._lock:
+            bound = model if self._model is None else self._model()
+            if bound is None:  # that model is gone, and with it what its states are good for
+                self.clear()
+                bound = model
+            self._model = weakref.ref(bound)
+            if bound is not model:
+                raise ValueError(
+                    "[PrefixCache] expected the model whose states are kept here; got another one "
+                    f"({type(model).__name__})"
+                )
 
     def _empty(self) -> None:
         digest = hashlib.blake2b(self.fingerprint.encode(), digest_size=16).digest()

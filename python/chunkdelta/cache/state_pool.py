@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import mlx.core as mx
 
 from chunkdelta import _ext
-from chunkdelta.cache.pool import Pool
+from chunkdelta.cache.pool import Pool, refuse_beyond_memory
 
 
 class StatePool(Pool):
@@ -54,6 +55,7 @@ class StatePool(Pool):
             )
         self.num_slots = num_slots
         self.state_shape = (num_v_heads, head_v_dim, head_k_dim)
+        refuse_beyond_memory("StatePool", "states", 4 * num_slots * math.prod(self.state_shape))
         super().__init__([mx.zeros((num_slots, *self.state_shape), mx.float32)])
 
     def read(self, slot: int) -> mx.array:

@@ -21,6 +21,7 @@ from chunkdelta.loop.shapes import (
 from chunkdelta.loop.workspace import cpu_workspace_bytes, gpu_scratch_bytes
 
 _F32 = 4
+MAX_CONTEXT = 1 << 27  # tokens; a pool addresses 2**31 - 1 slots
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,11 @@ def plan_memory(
     ):
         if value < 0:
             raise ValueError(f"[plan_memory] expected {name} >= 0; got {value}")
+    if tokens + max_tokens > MAX_CONTEXT:
+        raise ValueError(
+            f"[plan_memory] expected a context of at most {MAX_CONTEXT:,} tokens; "
+            f"got {tokens + max_tokens:,}"
+        )
     if page_size < 16 or page_size % 16:
         raise ValueError(
             f"[plan_memory] expected page_size to be a multiple of 16; got {page_size}"

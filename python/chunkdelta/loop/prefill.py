@@ -116,6 +116,13 @@ def prefill(
         )
     if logits not in ("last", "all", "none"):
         raise ValueError(f"[prefill] expected logits to be last, all or none; got {logits!r}")
+    layers = len(model.memory_shape().layers)
+    if not isinstance(cache, Sequence) or len(cache) < layers:
+        got = f"{len(cache)} of them" if isinstance(cache, Sequence) else type(cache).__name__
+        raise ValueError(
+            f"[prefill] expected a cache per layer, {layers} of them, as chunkdelta.make_cache makes; "
+            f"got {got}"
+        )
     rows = _batched(inputs)
     batch, total = rows.shape[:2]
     if positions is not None and positions.shape[-1] != total:

@@ -62,7 +62,7 @@ def prefill_with_prefixes(
         nothing.
 
     Raises:
-        ValueError: an empty prompt, or arguments that :func:`prefill` refuses.
+        ValueError: a prefix cache that another model has filled, an empty prompt, or arguments that :func:`prefill` refuses.
         PrefillCancelled: if ``should_stop`` returned true; checkpoints already kept stay.
 
     Example:
@@ -76,6 +76,7 @@ def prefill_with_prefixes(
         >>> again.reused, again.computed
         (4, 1)
     """
+    prefixes.bind(model)
     ids = np.asarray(tokens)
     hit = prefixes.lookup(ids, keys=keys)
     total = len(ids)

@@ -28,8 +28,9 @@ def rope(
 
     ``mx.fast.rope`` takes one offset a sequence; packed (ragged) batches need a position per
     token, and vision-language prompts three of them (M-RoPE). Pair ``i`` of a head turns by
-    ``position * scale / freqs[i]`` radians (RoFormer, arXiv 2104.09864, eq. 34). Angles are
-    exact: at position 131,072 a float32 product is off by 4e-3 radians.
+    ``position * scale / freqs[i]`` radians (RoFormer, arXiv 2104.09864, eq. 34). The inverse
+    frequency is a float32, as models are trained with; its product with the position is exact
+    (rounded to float32, it is off by 4e-3 radians at position 131,072).
 
     Args:
         x: queries or keys ``[T, H, D]`` or ``[B, T, H, D]``; float32, float16 or bfloat16.
