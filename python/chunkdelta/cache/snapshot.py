@@ -63,6 +63,8 @@ def save_prefix(
         [1, 2, 3]
     """
     path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"[save_prefix] expected an existing folder; got {path.parent}")
     if path.suffix != ".safetensors":
         raise ValueError(f"[save_prefix] expected a name ending in .safetensors; got {path.name}")
     arrays: dict[str, mx.array] = {"tokens": mx.array(np.asarray(tokens, np.int32))}

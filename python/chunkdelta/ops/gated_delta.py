@@ -57,7 +57,8 @@ def chunk_gated_delta_rule(
         v: values ``[B, T, Hv, Dv]`` of ``q``'s dtype; ``Dv`` a multiple of 4 up to 256; ``Hv`` a
             multiple of ``Hk``: value head ``h`` reads key head ``h // (Hv // Hk)``.
         g: float32 ``[B, T, Hv]``, the LOG of the decay, at most 0 (from
-            :func:`gated_delta_gates`); below -128, also at ``-inf``, the state is forgotten.
+            :func:`gated_delta_gates`); below -128, also at ``-inf``, the (finite) state is
+            forgotten.
         beta: writing strength ``[B, T, Hv]`` in ``[0, 1]``, or ``[0, 2]`` with negative
             eigenvalues; float32 or of ``q``'s dtype.
         scale: factor on the queries. Default: ``None``, ``Dk ** -0.5``.
